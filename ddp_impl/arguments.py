@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -37,19 +37,32 @@ def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: A
         )
 
 
-def check_nested(module: nn.Module, gradient_as_bucket_view: bool) -> None:
-    """Raise `ValueError` where `module` contains a DDP, and one of the two keeps gradients in its buckets.
+def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradient_as_bucket_view: bool) -> None:
+    """Raise `ValueError` where a DDP in `module` averages one of `members`, and a bucket of one of the two holds it.
 
     A gradient can live in one bucket only; the outer DDP would average what the inner one's all-reduce is writing.
+    Parameters that are frozen, or that the inner one ignores, it does not average.
     """
+    averaged = {id(member.parameter) for member in members}
     for name, inner in module.named_modules():
         is_ddp = isinstance(inner, Joinable) and hasattr(inner, "reducer")
-        if is_ddp and (gradient_as_bucket_view or getattr(inner, "gradient_as_bucket_view", False)):
+        if not is_ddp or not (gradient_as_bucket_view or getattr(inner, "gradient_as_bucket_view", False)):
+            continue
+        twice = next((own for own, parameter in _averaged_by(inner) if id(parameter) in averaged), None)
+        if twice is not None:
             raise ValueError(
-                f"module contains {f'at {name!r} ' if name else ''}a {type(inner).__name__}, which averages its "
-                "gradients already; with gradient_as_bucket_view they can live in the buckets of one DDP only. "
-                "Wrap the whole module once, or leave gradient_as_bucket_view out of both"
+                f"module contains {f'at {name!r} ' if name else ''}a {type(inner).__name__}, which averages the "
+                f"gradient of its '{twice}' already; with gradient_as_bucket_view it can live in the buckets of one "
+                "DDP only. Wrap the whole module once, leave gradient_as_bucket_view out of both, or have one of them "
+                "ignore it (_set_params_and_buffers_to_ignore_for_model)"
             )
+
+
+def _averaged_by(ddp: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield names and parameters that require a gradient and that `ddp`, of whatever make, does not ignore."""
+    for name, parameter in ddp.module.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore:
+            yield name, parameter
 
 
 def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,16 @@ class CopiedState:
     _join_config: Any
 
     @property
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore}
+
+    @property
     def _module_parameters(self) -> list[nn.Parameter]:
-        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        return list(self._named_parameters.values())
+
+    def _names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
+        """Return the names of what `_synchronise_state` copies, by kind."""
+        return {"parameters": self._named_parameters, "buffers": self.named_module_buffers if with_buffers else ()}
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward will copy rank 0's buffers to all ranks."""

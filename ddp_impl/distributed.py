@@ -37,6 +37,7 @@ from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.modules import ignored_names
+from ddp_impl.torch_internals.tensors import outside_transforms
 from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expanded
 
@@ -120,7 +121,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         Joinable.__init__(self)
         refuse_unheard_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
-        check_nested(module, gradient_as_bucket_view)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if precision is not None:
@@ -134,6 +134,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self.parameters_to_ignore = set(ignored_names(module))
         with self._peers.telling("construction"):
             members = managed_parameters(module, self.parameters_to_ignore)
+            check_nested(module, members, gradient_as_bucket_view)
             self.device_type = device_type(module, self.parameters_to_ignore)
             self.device = members[0].parameter.device
             self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
@@ -168,7 +169,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
-                members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
+                members,
+                self._names_of_copied(init_sync_buffers),
+                self.parameters_to_ignore,
+                self._options,
+                forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 verify_replicas(mine, self.process_group, self.device)
@@ -220,6 +225,16 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        with outside_transforms():  # the user transforms the module, and not what ranks exchange
+            self._meet_before_forward()
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            inputs, kwargs = move(inputs, device), move(kwargs, device)
+        if self._caster is not None:
+            inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
+        return inputs, kwargs
+
+    def _meet_before_forward(self) -> None:
         if not self._lazy_init_ran:
             self._lazy_init()
         synchronise = self._synchronises
@@ -240,12 +255,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self.reducer.prepare_for_forward()
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
-        if self.device_ids:
-            device = torch.device(self.device_type, self.device_ids[0])
-            inputs, kwargs = move(inputs, device), move(kwargs, device)
-        if self._caster is not None:
-            inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
-        return inputs, kwargs
 
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
@@ -268,7 +277,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
 
     def _post_forward(self, output: Any) -> Any:
         if self._check_sync_bufs_post_fwd():
-            self._sync_buffers()
+            with outside_transforms():
+                self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
         if not torch.is_grad_enabled():
             return output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,13 @@ class ReplicatedParameter:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One rank's module and options, as far as they must be those of every rank; options are text by name."""
+    """One rank's module and options, as far as they must be those of every rank; options are text by name.
+
+    `names` has, by kind, the names of all that is averaged or copied, in order: ranks match it by its place.
+    """
 
     parameters: tuple[ReplicatedParameter, ...]
+    names: Mapping[str, list[str]]
     ignored: tuple[str, ...]
     options: Mapping[str, str]
 
@@ -69,23 +73,55 @@ class Replica:
     def decoded(data: dict[str, Any]) -> Replica:
         """Return the replica that `data`, made by `encoded`, describes."""
         parameters = tuple(ReplicatedParameter(**parameter) for parameter in data["parameters"])
-        return Replica(parameters, tuple(data["ignored"]), data["options"])
+        return Replica(parameters, data["names"], tuple(data["ignored"]), data["options"])
 
     @property
-    def digest(self) -> bytes:
-        """32 bytes that are equal for equal replicas, whatever their parameters are called."""
+    def digest(self) -> Digest:
+        """What other ranks compare first: it has one length, whatever the replica."""
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
-        return hashlib.sha256(json.dumps(dataclasses.replace(self, parameters=nameless).encoded()).encode()).digest()
+        return Digest(
+            content=_hash(dataclasses.replace(self, parameters=nameless, names={}).encoded()),
+            orders=tuple((_hash(sorted(names)), _hash(names)) for names in self.names.values()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A replica in few bytes: `content` is equal for equal replicas, whatever their parameters are called.
+
+    `orders` has for each kind of names a hash of the names, and one of their order.
+    """
+
+    content: bytes
+    orders: tuple[tuple[bytes, bytes], ...]
+
+    def encoded(self) -> bytes:
+        """Return the bytes that `decoded` reads."""
+        return self.content + b"".join(names + order for names, order in self.orders)
+
+    @staticmethod
+    def decoded(data: bytes) -> Digest:
+        """Return the digest that `data`, made by `encoded`, holds."""
+        content, *hashes = (data[begin : begin + _HASH_BYTES] for begin in range(0, len(data), _HASH_BYTES))
+        return Digest(content, tuple(zip(hashes[::2], hashes[1::2], strict=True)))
+
+
+_HASH_BYTES = 16
+
+
+def _hash(data: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(data).encode(), digest_size=_HASH_BYTES).digest()
 
 
 def describe(
     members: Sequence[ManagedParameter],
+    copied: Mapping[str, Iterable[str]],
     ignored: Collection[str],
     options: ReducerOptions,
     *,
     forward_sync_buffers: bool,
 ) -> Replica:
-    """Return this rank's replica."""
+    """Return this rank's replica; `copied` has the names of parameters and buffers that all get from rank 0."""
     caps = options.caps
     compared = {
         "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
@@ -100,6 +136,7 @@ def describe(
     }
     return Replica(
         parameters=tuple(ReplicatedParameter.of(member) for member in members),
+        names={kind: list(names) for kind, names in copied.items()},
         ignored=tuple(sorted(ignored)),
         options={name: repr(value) for name, value in compared.items()},
     )
@@ -111,13 +148,49 @@ def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.devic
     One small collective when they are. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch
     tells only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
     """
-    digests = collectives.gather_bytes(mine.digest, group, device)
-    if len(set(digests)) == 1:
+    digests = [Digest.decoded(data) for data in collectives.gather_bytes(mine.digest.encoded(), group, device)]
+    reordered = _first_reordered(digests)
+    others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
+    if not reordered and not others:
         return
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
-    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    here = f"[rank {rank_in(group)}]"
-    raise ReplicaMismatchError(f"{here} {first_difference(everyone[0], everyone[other], other)}")
+    if reordered:
+        text = first_misplaced({rank: everyone[rank] for rank in reordered})
+    else:
+        text = first_difference(everyone[0], everyone[others[0]], others[0])
+    raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
+
+
+def _first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
+    """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
+
+    Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.
+    Modules of other names may stand for each other.
+    """
+    for of_ranks in zip(*(digest.orders for digest in digests), strict=True):
+        first: dict[bytes, int] = {}
+        for rank, (names, order) in enumerate(of_ranks):
+            earlier = first.setdefault(names, rank)
+            if order != of_ranks[earlier][1]:
+                return earlier, rank
+    return None
+
+
+def first_misplaced(replicas: Mapping[int, Replica]) -> str:
+    """Return where the replicas of two ranks have the same names in different orders, and what to do."""
+    (one, ours), (other, theirs) = replicas.items()
+    for kind, names in ours.names.items():
+        if sorted(names) != sorted(theirs.names[kind]):
+            continue
+        for place, (name, their_name) in enumerate(zip(names, theirs.names[kind], strict=True)):
+            if name != their_name:
+                return (
+                    f"DDP expects {kind} in the same order on every rank, because ranks match them by their place, but "
+                    f"of the same {len(names)} names, that at place {place} is '{name}' on rank {one} and "
+                    f"'{their_name}' on rank {other}; register {kind} and modules in the same order on every rank, "
+                    "which a loop over a set does not do (loop over a list, or over sorted(names))"
+                )
+    raise AssertionError("two ranks have the same names in different orders")
 
 
 def first_difference(first: Replica, second: Replica, rank: int) -> str:

@@ -42,12 +42,13 @@ _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 def settle() -> None:
     """Have torch do now what it does at first use.
 
-    It wraps the `step` of its optimizers when the first of a class is made, and looks for a module when it first names
-    what the profiler sees.
+    It wraps the `step` of its optimizers when the first of a class is made, looks for a module when it first names what
+    the profiler sees, and registers kernels for its first `vmap`.
     """
     with torch.autograd.profiler.record_function("settle"):
         pass
     matrix = torch.nn.Parameter(torch.zeros(1, 1))  # one optimizer takes matrices only
+    torch.func.vmap(torch.abs)(matrix.detach())
     optimizers: list[Any] = torch.optim.Optimizer.__subclasses__()
     for optimizer in optimizers:
         if optimizer.__module__.startswith("torch.optim."):

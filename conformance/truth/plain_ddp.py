@@ -35,7 +35,15 @@ from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrapper_numbers
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-from conformance.truth.tensors import a_copy, asking, laid_out, leads_to, tensors_in
+from conformance.truth.tensors import (
+    a_copy,
+    asking,
+    is_transformed,
+    laid_out,
+    leads_to,
+    outside_transforms,
+    tensors_in,
+)
 
 
 class PlainDDP(nn.Module, Joinable):
@@ -111,7 +119,8 @@ class PlainDDP(nn.Module, Joinable):
 
     def _share_buffers(self, root: int) -> None:
         if self._buffer_hook is None and self.will_sync_module_buffers():
-            self._share("buffers", dict(self.module.named_buffers()), root)
+            with outside_transforms():  # what ranks exchange is no part of what the user transforms
+                self._share("buffers", dict(self.module.named_buffers()), root)
 
     # -- buffer hooks: a function of the user's shares them instead, behind a forward or before it --------------------
 
@@ -154,7 +163,7 @@ class PlainDDP(nn.Module, Joinable):
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
-            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+            if tensor.requires_grad and not isinstance(tensor, nn.Parameter) and not is_transformed(tensor):
                 is_ours = self._allows_unused or self._uses_ours(tensor)
                 tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
         return output

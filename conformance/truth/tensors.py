@@ -8,14 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether `tensor` belongs to a function transform (`torch.func`), whose backwards accumulate nothing."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
     """Return the tensor times a one that asks for a gradient, and calls `came` when a backward has brought it.
 
-    `torch.autograd.grad` brings it none. A parameter, or a tensor that is not real, is returned as it is.
+    `torch.autograd.grad` brings it none. A parameter is returned as it is, as is a tensor of a transform or one that is
+    not real.
     """
-    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point() or is_transformed(tensor):
         return tensor
     one = torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
     one.register_post_accumulate_grad_hook(came)
@@ -33,6 +40,10 @@ def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
                 return True
             waiting += [following for following, _ in node.next_functions]
     return False
+
+
+#: A block that is no part of the function transform (`torch.func`) around it.
+outside_transforms = temporarily_clear_interpreter_stack
 
 
 def a_copy(tensor: Tensor) -> Tensor:

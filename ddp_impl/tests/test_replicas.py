@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddp_impl.options import BucketCaps, ReducerOptions
-from ddp_impl.replicas import Replica, describe, first_difference
+from ddp_impl.replicas import Digest, Replica, _first_reordered, describe, first_difference, first_misplaced
 from ddp_impl.wrapped_module import managed_parameters
 
 
@@ -20,20 +20,32 @@ def replica(module: nn.Module | None = None, ignored: tuple[str, ...] = (), **op
     caps = options.pop("caps", BucketCaps(1, 2))
     synced = options.pop("forward_sync_buffers", True)
     members = managed_parameters(module, ignored)
-    return describe(members, ignored, ReducerOptions(caps, **options), forward_sync_buffers=synced)
+    copied = {"parameters": [name for name, _ in module.named_parameters()], "buffers": dict(module.named_buffers())}
+    return describe(members, copied, ignored, ReducerOptions(caps, **options), forward_sync_buffers=synced)
 
 
 def test_what_a_rank_sends_is_what_it_has() -> None:
     mine = replica(find_unused_parameters=True)
     assert Replica.decoded(json.loads(json.dumps(mine.encoded()))) == mine
-    assert len(mine.digest) == 32
+    assert Digest.decoded(mine.digest.encoded()) == mine.digest
+    assert len(mine.digest.encoded()) == 80, "ranks gather equal numbers of bytes"
 
 
 def test_names_of_parameters_may_differ() -> None:
     one = replica(nn.ModuleDict({"a": nn.Linear(3, 2)}))
     other = replica(nn.ModuleDict({"b": nn.Linear(3, 2)}))
     assert one != other
-    assert one.digest == other.digest
+    assert one.digest.content == other.digest.content
+    assert _first_reordered([one.digest, other.digest, one.digest]) is None
+
+
+def test_the_first_name_at_another_place_is_told() -> None:
+    names = {True: ("k", "q"), False: ("q", "k")}
+    ours, theirs = (replica(nn.ModuleDict({name: nn.Linear(2, 2) for name in names[way]})) for way in (True, False))
+    assert ours.digest.content == theirs.digest.content
+    assert _first_reordered([ours.digest, ours.digest, theirs.digest]) == (0, 2)
+    told = first_misplaced({1: ours, 3: theirs})
+    assert "of the same 4 names, that at place 0 is 'k.weight' on rank 1 and 'q.weight' on rank 3" in told
 
 
 @pytest.mark.parametrize(
@@ -69,7 +81,7 @@ def test_names_of_parameters_may_differ() -> None:
 )  # fmt: skip
 def test_every_other_difference_is_named(other: Replica, difference: str) -> None:
     mine = replica()
-    assert mine.digest != other.digest
+    assert mine.digest.content != other.digest.content
     assert difference in first_difference(mine, other, 2)
 
 

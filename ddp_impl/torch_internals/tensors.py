@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -102,6 +103,15 @@ def version_of(tensor: Tensor) -> int:
 def is_bound_to_transform(tensor: Tensor) -> bool:
     """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Return a block that computes as if no function transform (vmap, grad) were running around it.
+
+    Whatever is computed within a transform belongs to it: such tensors have no memory that could be asked for, and none
+    that outlives the transform.
+    """
+    return temporarily_clear_interpreter_stack() if torch._C._are_functorch_transforms_active() else nullcontext()
 
 
 def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:

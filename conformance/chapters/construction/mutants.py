@@ -486,3 +486,17 @@ class TrainsOnlyWhatWasTraining(Ours):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         with contextlib.nullcontext() if self._was_training else self.no_sync():
             return super().forward(*inputs, **kwargs)
+
+
+@replaces(Ours, "__init__")
+def ComparesShapesAlone(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: ranks that register the same names in different orders average and copy tensors of one shape crosswise."""
+    with mock.patch.object(replicas, "_first_reordered", return_value=None):
+        init(*args, **kwargs)
+
+
+@replaces(Ours, "_names_of_copied")
+def ComparesTrainedNamesOnly(ddp: Ours, names_of_copied: Call, with_buffers: bool) -> dict[str, Any]:
+    """BUG: ranks may register what they do not train, frozen parameters and buffers, in different orders."""
+    trained = [name for name, parameter in ddp._named_parameters.items() if parameter.requires_grad]
+    return {"parameters": trained, "buffers": ()}

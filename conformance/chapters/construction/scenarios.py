@@ -39,6 +39,7 @@ _BETWEEN_RANKS = {
     "CONS-05": ("layer_more_on_last", "layer_less_on_last", "frozen_on_last"),
     "CONS-06": ("dtype",),
     "CONS-07": ("parameter_ignored_on_last", "buffer_ignored_on_last"),
+    "CONS-36": ("reordered", "frozen_reordered", "buffers_reordered"),
 }
 _LOCAL = {
     "CONS-08": ("no_parameters", "all_frozen", "all_ignored"),
@@ -87,7 +88,7 @@ def _errors() -> Iterator[Scenario]:
     for requirement, mistakes in _LOCAL.items():
         for mistake in mistakes:
             yield from _error(requirement, mistake, 2)
-    for mistake in ("no_parameters", "two_device_ids", "lazy", "layer_more_on_last", "dtype"):
+    for mistake in ("no_parameters", "two_device_ids", "lazy", "layer_more_on_last", "dtype", "reordered"):
         yield from _error("CONS-16", mistake, 2, recover=True)
     yield from _error("CONS-16", "layer_less_on_last", 4, recover=True)
 

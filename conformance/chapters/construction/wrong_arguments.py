@@ -63,6 +63,21 @@ def _additional_layer(ctx: RankContext, *, on_last: bool) -> nn.Module:
     return module
 
 
+def _reordered(ctx: RankContext, *, frozen: bool) -> nn.Module:
+    module = nn.Sequential()
+    for name in ("q", "k") if _is_last(ctx) else ("k", "q"):
+        module.add_module(name, nn.Linear(3, 3).requires_grad_(not frozen))
+    module.add_module("out", nn.Linear(3, 3))
+    return module.to(ctx.device)
+
+
+def _reordered_buffers(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    for name in ("mean", "variance") if _is_last(ctx) else ("variance", "mean"):
+        module.register_buffer(name, torch.zeros(3, device=ctx.device))
+    return module
+
+
 def _dtype(ctx: RankContext) -> nn.Module:
     module = _layers(ctx)
     if _is_last(ctx):
@@ -118,6 +133,9 @@ MISTAKES: Mapping[str, Mistake] = {
     "dtype": Mistake(_dtype, Raises(mentions=("1.weight",))),
     "parameter_ignored_on_last": Mistake(partial(_ignored_on_last, name="1.bias"), Raises()),
     "buffer_ignored_on_last": Mistake(partial(_ignored_on_last, name="table"), Raises()),
+    "reordered": Mistake(partial(_reordered, frozen=False), Raises(mentions=("k.weight", "q.weight"))),
+    "frozen_reordered": Mistake(partial(_reordered, frozen=True), Raises(mentions=("k.weight", "q.weight"))),
+    "buffers_reordered": Mistake(_reordered_buffers, Raises(mentions=("mean", "variance"))),
     "no_parameters": Mistake(lambda _: nn.ReLU(), _NOTHING_TO_TRAIN),
     "all_frozen": Mistake(lambda ctx: _layers(ctx).requires_grad_(False), _NOTHING_TO_TRAIN),
     "all_ignored": Mistake(_all_ignored, _NOTHING_TO_TRAIN),

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
+import contextlib
 import dataclasses
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import distributed
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.bucket_planning import BucketPlanning
@@ -491,3 +493,18 @@ def AveragesForItsOutputs(local: LocalBackward, is_anothers: Call, index: int) -
     """BUG: while an output of a wrapper is left that nobody holds, other backwards of the module are averaged, too."""
     local.is_orphan = False
     return is_anothers(index)
+
+
+@replaces(Ours, "_pre_forward")
+def ExchangesWithinTransforms(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: what ranks exchange before a forward, and the buckets made there, belong to the transform around it."""
+    with mock.patch.object(distributed, "outside_transforms", contextlib.nullcontext):
+        return pre_forward(*inputs, **kwargs)
+
+
+@replaces(Ours, "_pre_forward")
+def PostponesWithinTransforms(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: a rank that is within a function transform keeps its buckets, while other ranks make new ones."""
+    is_transformed = torch._C._are_functorch_transforms_active()
+    with mock.patch.object(ddp.reducer.planning, "rebuild") if is_transformed else contextlib.nullcontext():
+        return pre_forward(*inputs, **kwargs)

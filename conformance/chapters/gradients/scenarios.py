@@ -12,6 +12,7 @@ from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
 from conformance.chapters.gradients.local_hooks import MOMENTS as MOMENTS_OF_HOOKS
+from conformance.chapters.gradients.transforms import TRANSFORMS
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
     EACH_ALONE,
@@ -65,6 +66,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _frozen()
     yield from _changed()
     yield from _stand_ins()
+    yield from _transforms()
     yield from _lazy_bits()
     yield from _shared_memory()
     yield from _overflows()
@@ -219,6 +221,24 @@ def _stand_ins() -> Iterator[Scenario]:
     for use in stand_ins.USES:
         ways = [way for way in _CHANGED_UNDER[:5] if use != "one_leaf" or "find_unused_parameters" in way.options]
         yield from _grid("GRAD-35", dashed(use), "stand_ins", 2, ways, ENDS_SOON, arguments={"use": use})
+
+
+def _transforms() -> Iterator[Scenario]:
+    ways = (PLAIN.at(1, 2, 3), VIEW, UNUSED, STATIC, EACH_ALONE.named("alone"))
+    first, second, third = (arguments(slug, at=at) for at, slug in enumerate(("first", "second", "third")))
+    buffer = arguments("buffer", buffer=True)
+    by_one = arguments("by-one", ranks=[0])
+    beside, alone = arguments("beside", trains="beside"), arguments("trains-alone", trains="alone")
+    kinds = each("transform", TRANSFORMS)
+    yield from _grid("GRAD-43", "", "transforms", 2, kinds, second, ways)
+    chosen = each("transform", ("grad", "vmap"))
+    yield from _grid("GRAD-43", "", "transforms", 2, chosen, (first, third), ways)
+    yield from _grid("GRAD-43", "", "transforms", 2, chosen, (first, second), (buffer, by_one, by_one | buffer))
+    trained = each("transform", ("grad", "jvp", "vmap", "jacrev"))
+    yield from _grid("GRAD-43", "", "transforms", 2, trained, (first, second), beside, ways)
+    # The derivative by the inputs leaves the last bias out.
+    searching = (UNUSED, UNUSED | VIEW, UNUSED | EACH_ALONE.named("alone"))
+    yield from _grid("GRAD-43", "", "transforms", (2, 3), trained, (first, second), alone, searching, (PLAIN, by_one))
 
 
 def _overflows() -> Iterator[Scenario]:

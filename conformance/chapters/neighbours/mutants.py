@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
@@ -213,3 +213,12 @@ def TakesAnothersForItsOwn(local: LocalBackward, is_anothers: Call, index: int) 
 def BeginsForWhatItShares(hooks: AutogradHooks, unshared: Call, nodes: Sequence[Node]) -> Sequence[Node]:
     """BUG: a waiting wrapper begins with another whose backward comes to what the two share, and to nothing else."""
     return nodes
+
+
+@replaces(Ours, "__init__")
+def RefusesEveryWrapperWithin(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """BUG: with bucket views a wrapper within a wrapped module is refused, also where the two share no parameter."""
+    for within in module.modules():
+        if isinstance(within, Ours) and (kwargs.get("gradient_as_bucket_view") or within.gradient_as_bucket_view):
+            raise ValueError("a wrapper within the module averages its gradients already")
+    init(module, *args, **kwargs)

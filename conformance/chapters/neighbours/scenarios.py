@@ -19,11 +19,13 @@ from conformance.chapters.neighbours.company import (
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
+from conformance.chapters.neighbours.wrapped_parts import DIVISIONS
 from conformance.chapters.variants import (
     ENDS_SOON,
     PLAIN,
     STATIC,
     VIEW,
+    Variant,
     arguments,
     capped,
     dashed,
@@ -76,6 +78,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _begun_apart()
     yield from _local_of_another()
     yield from _waiting()
+    yield from _wrapped_parts()
     yield from _crossed()
 
 
@@ -152,6 +155,18 @@ def _waiting() -> Iterator[Scenario]:
     for name, which in (("one", ["beside"]), ("both", ["own", "beside"])):
         at = arguments(f"{name}-checkpointed", checkpointed=which)
         yield from _grid("NEIGH-04", "", "waiting_beside", (2, 3), _STATIC, both, at)
+
+
+def _wrapped_parts() -> Iterator[Scenario]:
+    """Yield wrappers within wrapped modules: one of the two, or both, keep gradients in their buckets."""
+    view = dict(VIEW.options)
+    for division, divided in DIVISIONS.items():
+        asked = arguments(dashed(division), division=division)
+        needed = Variant(needs=("ignored_parameters",) if divided.ignores else ())
+        for way in (_PLAIN, _FIND, _STATIC):
+            within, local = arguments(within={**view, **way.options}), arguments(within=dict(way.options))
+            views = (VIEW.named("both") | within, within.named("within"), VIEW.named("around") | local)
+            yield from _grid("NEIGH-16", "", "wrapped_parts", (2, 3), asked, needed, way, views)
 
 
 def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
