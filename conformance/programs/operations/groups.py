@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import PrefixStore
 from conformance.programs.operations.calls import device_backend
 
 _INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+#: Has torch wait, by the store, until all ranks have made a group.
+_MEET = "TORCH_DIST_INIT_BARRIER"
 #: A key of the store serves one group only: a later scenario would find the addresses of an earlier one.
 _numbers = itertools.count()
 
@@ -85,4 +87,6 @@ class Groups:
         self._made.clear()
 
     def _new(self, ranks: list[int]) -> Any:
-        return dist.new_group(ranks, timeout=self.timeout)
+        # Until all ranks have made it: one that goes on may soon destroy it, while another still connects to that one.
+        with mock.patch.dict(os.environ, {_MEET: "1"}):
+            return dist.new_group(ranks, timeout=self.timeout)
