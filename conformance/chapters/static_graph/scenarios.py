@@ -7,7 +7,6 @@ from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.static_graph.promised_graphs import USES
-from conformance.chapters.unused.outside_forward import BACKWARD_FIRST
 from conformance.chapters.variants import (
     EACH_ALONE,
     ENDS_SOON,
@@ -31,6 +30,8 @@ from conformance.scenario import Scenario, Step
 _grid = Grid("static_graph", ENDS_SOON | STATIC.named("") | Variant(needs=("static_graph",)))
 
 _VARIANTS = (PLAIN, VIEW, EACH_ALONE)
+#: Uses of program `outside_forward` in which a backward that comes to no output of forward runs before the one that does.
+_OUTSIDE_FIRST = ("penalty_backward_first", "penalties_backward_first", "body_backward_first")
 _NOT_PROMISED = options(static_graph=False)
 
 #: Models whose graph is the same in every step, if not on every rank.
@@ -163,7 +164,7 @@ def _uses() -> Iterator[Scenario]:
     recoveries = each("recovery", ("none", "update_process_group"))
     outside = arguments("", trains=True)
     ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE)
-    yield from _grid("STATIC-27", "", "outside_forward", 2, each("use", BACKWARD_FIRST), outside, ways)
+    yield from _grid("STATIC-27", "", "outside_forward", 2, each("use", _OUTSIDE_FIRST), outside, ways)
     yield from _grid("STATIC-24", "recovery", "exception_in_backward", 2, recoveries, (PLAIN, VIEW))
 
 

@@ -116,17 +116,13 @@ def _two_losses(model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(hidden, micro=1))
 
 
-#: Where a backward that comes to no output of forward runs before the one that does.
-BACKWARD_FIRST: Mapping[str, Callable[[Any, RankStep], None]] = {
-    "penalty_backward_first": _penalty_backward_first,
-    "penalties_backward_first": _penalties_backward_first,
-    "body_backward_first": _body_backward_first,
-}
 USES: Mapping[str, Callable[[Any, RankStep], None]] = {
     "head": _head,
     "penalty": _penalty,
     "penalty_on_one": _penalty_on_one,
-    **BACKWARD_FIRST,
+    "penalty_backward_first": _penalty_backward_first,
+    "penalties_backward_first": _penalties_backward_first,
+    "body_backward_first": _body_backward_first,
     "returned": _returned,
     "returned_alone": _returned_alone,
     "head_alone": _head_alone,
