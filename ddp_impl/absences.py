@@ -104,15 +104,15 @@ class Absences:
 
     def ended_without(self, index: int) -> None:
         """Leave a gradient local that came after the iteration; say so, once, if that counted it as unused."""
-        counted_as_unused = self._state.phase is Phase.IDLE and index in (self._usage.last_unused or ())
-        is_expected = self._usage.follows_local or index in self._hooks.shared()  # of `no_sync`, or of another wrapper
-        if counted_as_unused and not is_expected and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                messages.came_late(self._state.rank, self._members[index].name, self._state.num_iterations),
-                stacklevel=2,
-            )
         self._usage.used_locally.add(index)
+        if self._has_warned or index not in (self._usage.last_unused or ()) or self._state.phase is not Phase.IDLE:
+            return
+        if (
+            not self._usage.follows_local and index not in self._hooks.shared()
+        ):  # else of `no_sync`, or of another wrapper
+            self._has_warned = True
+            name, iteration = self._members[index].name, self._state.num_iterations
+            warnings.warn(messages.came_late(self._state.rank, name, iteration), stacklevel=2)
 
     def may_still_come(self, index: int) -> bool:
         """Whether a parameter that was taken for unused can still have its gradient in its bucket."""
