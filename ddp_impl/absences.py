@@ -107,9 +107,7 @@ class Absences:
         self._usage.used_locally.add(index)
         if self._has_warned or index not in (self._usage.last_unused or ()) or self._state.phase is not Phase.IDLE:
             return
-        if (
-            not self._usage.follows_local and index not in self._hooks.shared()
-        ):  # else of `no_sync`, or of another wrapper
+        if not self._usage.follows_local and index not in self._hooks.shared():  # else it was expected
             self._has_warned = True
             name, iteration = self._members[index].name, self._state.num_iterations
             warnings.warn(messages.came_late(self._state.rank, name, iteration), stacklevel=2)

@@ -7,11 +7,17 @@ from contextlib import closing
 
 import pytest
 
+from conformance.backends.backend import get_backend
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder
 from conformance.errors import ScenarioError
 from conformance.mutants.catalogue import Kill, Mutant, load_mutants
 from conformance.mutants.detector import Detector
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
+from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
+from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 
@@ -30,8 +36,23 @@ def test_an_order_that_no_compilation_could_mean_is_refused(order: dict[str, obj
 
 
 @pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
-    with closing(ZygoteProcess(tmp_path_factory.mktemp("ranks"), PRELOAD)) as zygote, Detector(zygote) as detector:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
+    with closing(ZygoteProcess(tmp_path_factory.mktemp("ranks"), PRELOAD)) as zygote:
+        yield zygote
+
+
+def test_nothing_that_the_reducer_looks_at_has_a_captured_backward_compiled_twice(zygote: ZygoteProcess) -> None:
+    """What a hook of the reducer asks for becomes a guard of what Dynamo captures with it."""
+    gloo, scenarios = get_backend("gloo"), [one for one in load_scenarios() if "FUSE-11/captured" in one.id]
+    with Controller(gloo, preload=PRELOAD, zygote=zygote) as ranks:
+        runner = ScenarioRunner(get_subject("ddp_impl"), gloo, ranks, native=False)
+        verdicts = {one.id: runner.run(one).subject.verdict for one in scenarios}
+    assert set(verdicts.values()) == {Verdict.PASS}, verdicts
+
+
+@pytest.fixture
+def detector(zygote: ZygoteProcess) -> Iterator[Detector]:
+    with Detector(zygote) as detector:
         yield detector
 
 
