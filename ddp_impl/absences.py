@@ -102,7 +102,7 @@ class Absences:
         self._arrivals.report_next()
         return full
 
-    def ended_without(self, index: int) -> None:
+    def came_late(self, index: int) -> None:
         """Leave a gradient local that came after the iteration; say so, once, if that counted it as unused."""
         self._usage.used_locally.add(index)
         if self._has_warned or index not in (self._usage.last_unused or ()) or self._state.phase is not Phase.IDLE:

@@ -324,7 +324,7 @@ class Reducer(ReducerSurface):
             return
         if due == 0:
             if phase in (Phase.IDLE, Phase.BROKEN) and not self._was_handed_out_early:
-                self.absences.ended_without(index)
+                self.absences.came_late(index)
                 return
             if not self.absences.may_still_come(index):
                 self.reduction.refuse(self.absences.one_too_many(index))

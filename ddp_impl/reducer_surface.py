@@ -31,11 +31,6 @@ class _Reducer(Protocol):
 class ReducerSurface:
     """Base class of the reducer, which adds torch's names to it."""
 
-    @property
-    def is_deaf(self: _Reducer) -> bool:
-        """Whether it has stopped listening to the parameters."""
-        return self._hooks.are_removed
-
     def _rebuild_buckets(self: _Reducer) -> bool:
         before = self.planning.has_rebuilt_buckets
         self.rebuild_buckets()
@@ -46,6 +41,11 @@ class ReducerSurface:
 
     def _remove_autograd_hooks(self: _Reducer) -> None:
         self.remove_hooks()
+
+    @property
+    def is_deaf(self: _Reducer) -> bool:
+        """Whether the hooks are removed, so that gradients stay local, in compiled backwards, too."""
+        return self._hooks.are_removed
 
     def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
         """Wait for what a join context was told of this forward."""

@@ -191,16 +191,19 @@ class _Climber:
         Where it fails in another way it has the capability, with a mistake, which is for `run` to tell.
         """
         alone = replace(subject, capabilities=frozenset({capability}))  # else another one that it lacks would show
-        found = [(scenario, self._judged(scenario, subject)) for scenario in self._that_need(capability, alone, 1)]
-        why = next((_lacks(capability, *one) for one in found), "")
-        if not why and swallows(subject, capability):
-            more = self._that_need(capability, alone, _MOST_TRIED)[1:]
-            found += [(scenario, self._judged(scenario, subject)) for scenario in more]
-            if found and all(result.verdict.is_failure for _, result in found):
+        is_swallowed = swallows(subject, capability)
+        tried = self._that_need(capability, alone, _MOST_TRIED if is_swallowed else 1)
+        if not tried:
+            return
+        result = self._judged(tried[0], subject)
+        why = _lacks(capability, tried[0], result)
+        if not why and is_swallowed and result.verdict.is_failure:
+            others = (self._judged(scenario, subject).verdict for scenario in tried[1:])
+            if all(verdict.is_failure for verdict in others):
                 why = f"it takes {capability} as it takes any argument, and fails all scenarios tried with it"
         if why:
-            asks, duration_ms = f"{subject.name} is capable of {capability}", found[0][1].duration_ms
-            yield Footing(capability, asks, Status.LACKING, why, duration_ms=duration_ms)
+            asks = f"{subject.name} is capable of {capability}"
+            yield Footing(capability, asks, Status.LACKING, why, duration_ms=result.duration_ms)
 
     def _that_need(self, capability: str, subject: Subject, most: int) -> list[Scenario]:
         """Return, of `most` requirements, the first scenario of two ranks that needs this and else what is declared."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,18 +16,8 @@ from conformance.truth.steps import gradients
 
 _WIDTH = 4
 _NUM_STEPS = 3
-
-
-def _drop(model: Any, wrap: Callable[[], Any]) -> Any:
-    return None
-
-
-def _wrap_again(model: Any, wrap: Callable[[], Any]) -> Any:
-    return wrap()
-
-
 #: What becomes of the wrapper, its one reference, between forward and backward.
-WAYS: Mapping[str, Callable[[Any, Callable[[], Any]], Any]] = {"dropped": _drop, "wrapped-again": _wrap_again}
+WAYS = ("dropped", "wrapped-again")
 
 
 @program("backward_without_wrapper", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -47,7 +36,7 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         turn = rank_step(ctx, index)
         model = ctx.wrap(module) if model is None else model
         output = _forward(model, turn, 0)
-        model = WAYS[ctx.arguments["way"]](model, lambda: ctx.wrap(module))
+        model = ctx.wrap(module) if ctx.arguments["way"] == "wrapped-again" else None
         turn.backward(turn.loss(output))
         _observe(ctx, f"step{index}", module)
         if ctx.arguments.get("keeps"):
@@ -57,8 +46,8 @@ def backward_without_wrapper(ctx: RankContext) -> None:
     turn = rank_step(ctx, _NUM_STEPS)
     own = torch.autograd.grad(turn.loss(_forward(module, turn, 0)), list(module.parameters()))
     turn.backward(turn.loss(_forward(module, turn, 0)))
-    for name, gradient in zip(gradients("alone", module), own, strict=True):
-        ctx.observe(name, gradients("alone", module)[name], must=gradient)
+    for (name, gradient), expected in zip(gradients("alone", module).items(), own, strict=True):
+        ctx.observe(name, gradient, must=expected)
 
 
 def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:

@@ -178,7 +178,7 @@ def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = Fal
     check()
 
 
-@replaces(Absences, "ended_without")
-def SaysNothingOfLateGradients(absences: Absences, ended_without: Call, index: int) -> None:
+@replaces(Absences, "came_late")
+def SaysNothingOfLateGradients(absences: Absences, came_late: Call, index: int) -> None:
     """BUG: a gradient that comes after its parameter counted as unused stays local, without a word."""
     absences._usage.used_locally.add(index)

@@ -1,4 +1,4 @@
-"""Program `outside_forward`: losses that use parameters outside of forward's outputs.
+"""Programs `outside_forward` and `late_gradient`: losses that use parameters outside of forward's outputs.
 
 The gradient of such a parameter may come before autograd reaches an output of forward, beside it, or although the
 search for unused parameters did not find the parameter. A first step tells nothing: buckets are planned anew after it.
