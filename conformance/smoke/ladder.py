@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
@@ -16,6 +17,7 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, STEP_OF_KNOWN, Rung
+from conformance.smoke.without_option import without_option
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject, swallows
 from conformance.suite import load_scenarios
@@ -35,8 +37,9 @@ _UNDECLARED_DEADLINE_S = 5.0
 #: Capabilities that a DDP can lack without an error: how its first scenario is recognised then, and what to say.
 _SILENTLY = {"ignored_parameters": ("broadcast-unasked", "it synchronises what the module names to be ignored")}
 
-#: An option that a constructor takes by `**kwargs` is perhaps one that nobody reads: so many scenarios tell.
-_MOST_TRIED = 3
+#: An option that a constructor takes by `**kwargs` is perhaps one that nobody reads. So many scenarios that ask for it
+#: are looked at for some that tell, and so many of those must agree.
+_MOST_LOOKED_AT, _MOST_TELLING = 16, 2
 
 _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
@@ -192,18 +195,32 @@ class _Climber:
         """
         alone = replace(subject, capabilities=frozenset({capability}))  # else another one that it lacks would show
         is_swallowed = swallows(subject, capability)
-        tried = self._that_need(capability, alone, _MOST_TRIED if is_swallowed else 1)
+        tried = self._that_need(capability, alone, _MOST_LOOKED_AT if is_swallowed else 1)
         if not tried:
             return
-        result = self._judged(tried[0], subject)
-        why = _lacks(capability, tried[0], result)
-        if not why and is_swallowed and result.verdict.is_failure:
-            others = (self._judged(scenario, subject).verdict for scenario in tried[1:])
-            if all(verdict.is_failure for verdict in others):
-                why = f"it takes {capability} as it takes any argument, and fails all scenarios tried with it"
+        started = time.perf_counter()
+        why = _lacks(capability, tried[0], self._judged(tried[0], subject))
+        if not why and is_swallowed and self._ignores(capability, subject, tried):
+            why = f"it takes {capability} as it takes any argument, and does the same without it"
         if why:
+            duration_ms = (time.perf_counter() - started) * 1000
             asks = f"{subject.name} is capable of {capability}"
-            yield Footing(capability, asks, Status.LACKING, why, duration_ms=result.duration_ms)
+            yield Footing(capability, asks, Status.LACKING, why, duration_ms=duration_ms)
+
+    def _ignores(self, option: str, subject: Subject, scenarios: Iterable[Scenario]) -> bool:
+        """Whether scenarios that a right DDP fails if it ignores `option` fail, and in the same way if it is left out.
+
+        One that passes nevertheless tells nothing: many train a model that has no need of the option.
+        """
+        right, deaf = without_option(KNOWN["ddp_impl"], option), without_option(subject, option)
+        telling = (one for one in scenarios if self._judged(one, right).verdict.is_failure)
+        agree = False
+        for one in islice(telling, _MOST_TELLING):
+            given = _failure(self._judged(one, subject))
+            agree = given is not None and given == _failure(self._judged(one, deaf))
+            if not agree:
+                break
+        return agree
 
     def _that_need(self, capability: str, subject: Subject, most: int) -> list[Scenario]:
         """Return, of `most` requirements, the first scenario of two ranks that needs this and else what is declared."""
@@ -220,6 +237,12 @@ class _Climber:
     def _judged(self, scenario: Scenario, subject: Subject) -> ScenarioResult:
         patient = scenario.replace(deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S))
         return ScenarioRunner(subject, self._backend, self._controller, native=False).run(patient).subject
+
+
+def _failure(result: ScenarioResult) -> tuple[object, ...] | None:
+    """Return in which way a scenario failed; None if it did not."""
+    told = sorted((one.checker, one.mistake) for one in result.findings_that_tell)
+    return (result.verdict, *told) if result.verdict.is_failure else None
 
 
 def _lacks(capability: str, scenario: Scenario, result: ScenarioResult) -> str:

@@ -21,7 +21,7 @@ from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.busy_machine import at_this_load
-from conformance.tests.processes import all_end
+from conformance.tests.processes import all_end, processes_under
 from conformance.tests.worker_programs import LEAKS, OWNERS
 from conformance.workers import controller as controller_module
 from conformance.workers import hearing as hearing_module
@@ -98,6 +98,29 @@ def test_ranks_that_make_progress_are_not_silent(controller: Controller) -> None
     pending = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
     assert pending.within(silence) is not None
     assert time.monotonic() - begin > 2.2 * silence
+
+
+def test_the_next_fresh_ranks_connect_ahead_and_are_replaced_if_one_has_died(tmp_path: Path) -> None:
+    def idle() -> list[int]:
+        seen = controller.run(scenario("idle"), TORCH, fresh=True)
+        assert {one.fate.kind for one in seen.values()} == {"returned"}
+        return pids(seen)
+
+    def ahead() -> list[int]:
+        return [pid for pid in processes_under(tmp_path)[1:] if pid not in used]
+
+    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=(PROGRAMS,)) as controller:
+        used = idle()
+        waiting = ahead()
+        assert len(waiting) == 2, "others are there before anybody asks"
+        used += idle()
+        assert used[2:] == waiting
+        os.kill(killed := ahead()[0], signal.SIGKILL)
+        (pool,) = controller._ahead.values()
+        while pool.is_whole:  # until the zygote has reported the death
+            controller._zygote.update()
+        assert killed not in idle()
+    assert processes_under(tmp_path) == []
 
 
 def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) -> None:

@@ -192,8 +192,9 @@ def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
 def test_an_option_that_nobody_reads_is_found_by_trying(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:Swallows", world_size=2, zygote=zygote)}
     lacking = {name: one.detail for name, one in found.items() if one.status is Status.LACKING}
-    assert lacking["mixed_precision"].startswith("it takes mixed_precision as it takes any argument, and fails all")
-    assert "find_unused_parameters" not in lacking, "it is right without reading it"
+    for option in ("find_unused_parameters", "gradient_as_bucket_view", "init_sync", "mixed_precision"):
+        assert lacking[option] == f"it takes {option} as it takes any argument, and does the same without it"
+    assert "static_graph" not in lacking, "it is right without reading it"
 
 
 @pytest.mark.nightly

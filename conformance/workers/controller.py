@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from conformance.backends.backend import Backend
+from conformance.errors import ConformanceError
 from conformance.observation import Facts, Observation
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
@@ -19,8 +21,10 @@ from conformance.workers.messages import NOTHING, Inspection, Seat
 from conformance.workers.pool import CONNECT_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
-#: The subject's target, the world size, whether collectives are recorded, and whether each rank has its interpreter.
-_PoolKey = tuple[str, int, bool, bool]
+#: The world size, whether collectives are recorded, and whether each rank has an interpreter of its own.
+_Kind = tuple[int, bool, bool]
+#: The subject's target, and the kind of its ranks.
+_PoolKey = tuple[str, _Kind]
 #: So many idle pools of one kind are kept: one scenario begins while another is judged.
 _MOST_IDLE = 2
 #: Ranks that so many others were preferred to are ended: each keeps tens of megabytes, and hundreds if it has compiled.
@@ -64,6 +68,7 @@ class Controller:
         self._num_turns = 0
         self._last_turn: dict[_PoolKey, int] = {}
         self._busy: dict[Pool, _PoolKey] = {}
+        self._ahead: dict[_Kind, Pool] = {}
         self._lent = zygote
         if zygote is not None:
             zygote.preload(preload)
@@ -102,18 +107,23 @@ class Controller:
         except BaseException:  # also an interrupt: a late answer must not count as the next scenario's
             self._give_back(key, pool)
             raise
+        if fresh:  # who asks for new ranks will again
+            self._fork_ahead(key[1])
 
         def observations(silence_s: float) -> Mapping[int, Observation] | None:
             is_over = bool(failed)
             try:
                 is_over = is_over or pool.is_over(silence_s)
-                return (failed or pool.finish()) if is_over else None
+                seen = (failed or pool.finish()) if is_over else None
             except BaseException:
                 is_over = True
                 raise
             finally:
                 if is_over:
                     self._give_back(key, pool)
+            if is_over and not pool.reusable:
+                self._fork_ahead(key[1])
+            return seen
 
         return Pending(observations)
 
@@ -138,12 +148,13 @@ class Controller:
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
         if self._zygote is self._lent:
-            for pool in [*self._busy, *itertools.chain(*self._idle.values())]:
+            for pool in [*self._busy, *self._ahead.values(), *itertools.chain(*self._idle.values())]:
                 pool.close()
         else:
             self._zygote.close()
         self._idle.clear()
         self._busy.clear()
+        self._ahead.clear()
 
     def __enter__(self) -> Controller:
         """Return the controller."""
@@ -160,7 +171,10 @@ class Controller:
         self._forget(lambda key: key[0] not in kept)
 
     def _forget_those_that_nobody_needs(self) -> None:
-        self._forget(lambda key: self._num_turns - self._last_turn[key] > _MOST_TURNS_IDLE)
+        recent = {key for key, turn in self._last_turn.items() if self._num_turns - turn <= _MOST_TURNS_IDLE}
+        self._forget(lambda key: key not in recent)
+        for kind in self._ahead.keys() - {kind for _, kind in recent}:
+            self._ahead.pop(kind).close()
 
     def _forget(self, is_meant: Callable[[_PoolKey], bool]) -> None:
         for key in list(filter(is_meant, self._idle)):
@@ -182,7 +196,7 @@ class Controller:
         self._keep(key, usable[:-1], of=[one for one in idle if one is not pool])
         if pool is None:
             self._forget_subjects_but(key[0])
-            pool = self._new_pool(*key[1:])
+            pool = self._new_pool(key[1])
         self._busy[pool] = key
         return pool
 
@@ -201,19 +215,34 @@ class Controller:
         if kept:
             self._idle[key] = kept
 
-    def _new_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
+    def _new_pool(self, kind: _Kind) -> Pool:
+        if (ahead := self._ahead.pop(kind, None)) is not None:
+            if ahead.is_whole:
+                return ahead
+            ahead.close()
         try:
-            return self._fork_pool(world_size, recorded, apart)
+            return self._fork_pool(kind)
         except ZygoteGoneError:  # its pools died with it
             self.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload, self._environment)
-            return self._fork_pool(world_size, recorded, apart)
+            return self._fork_pool(kind)
 
-    def _fork_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
+    def _fork_ahead(self, kind: _Kind) -> None:
+        """Fork ranks that will be the next new ones of this kind, so that they connect while others run.
+
+        Not on a device, whose memory they would take, nor ranks that import torch for themselves.
+        """
+        _, _, apart = kind
+        if not apart and self._backend.device_type == "cpu" and kind not in self._ahead:
+            with contextlib.suppress(ConformanceError):  # whoever needs new ranks tries again, and is told
+                self._ahead[kind] = self._fork_pool(kind)
+
+    def _fork_pool(self, kind: _Kind) -> Pool:
+        world_size, recorded, apart = kind
         backend = self._backend.source or self._backend.name
         seats = (Seat(rank, world_size, backend, recorded, apart=apart) for rank in range(world_size))
         return Pool(self._zygote, seats, self._start_timeout_s)
 
 
 def _key(scenario: Scenario, subject: Subject) -> _PoolKey:
-    return subject.target, *scenario.kind_of_ranks
+    return subject.target, scenario.kind_of_ranks

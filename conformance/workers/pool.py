@@ -52,6 +52,11 @@ class Pool:
         self._number = 0
         self._after: tuple[str, ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank lives, as far as the zygote has reported."""
+        return not self._zygote.gone and all(self._zygote.exit_status(seat) is None for seat in self._seats.values())
+
     def start(self) -> dict[int, Observation]:
         """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
 
