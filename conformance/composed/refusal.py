@@ -148,6 +148,10 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
         return "one backward brings what several wrappers have, at another place on each rank"
     if "wrapper" in kinds and ("relayout", "rank_0") in ways:
         return "parameters that ranks lay out differently may not be wrapped"
+    if ("transform", "jvp") in ways and any(block.kind == "counted" for block in training.blocks):
+        return (
+            "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"
+        )
     if ("wrapper", "bare") in ways and training.beside is not None and training.beside.shares:
         return "the bare module's backward brings gradients that the wrapper beside awaits"
     checkpoints = any(block.checkpoint for block in training.blocks)
