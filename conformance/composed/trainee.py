@@ -126,7 +126,7 @@ class Trainee:
         self.idle_forwards: list[int] = []
         self._has_synchronised = False
         self._seen: dict[str, Any] = {}
-        self._transformed: dict[str, Any] = {}
+        self._transformed: Mapping[str, Any] = {}
         self._made: list[tuple[int, weakref.ref[Tensor]]] = []
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -315,8 +315,8 @@ class Trainee:
     @contextlib.contextmanager
     def _local(self) -> Iterator[None]:
         wrappers = [self.model] if self._beside_stays or self.beside is None else [self.model, self.beside]
-        if (within := self._training.nested_block) is not None:
-            wrappers.append(self.module.blocks[within])
+        if (index := self._training.nested_block) is not None:
+            wrappers.append(self.module.blocks[index])
         with contextlib.ExitStack() as within:
             for wrapper in wrappers:
                 within.enter_context(wrapper.no_sync())
@@ -495,7 +495,7 @@ class Trainee:
                     self._around.backward(loss.backward)
 
     def _transform(self, action: Action) -> None:
-        """Call the model within a function transform, in evaluation mode: none takes a buffer that is counted up."""
+        """Call the model within a function transform, in evaluation mode: no transform allows that a buffer changes."""
         where = Where(self._rank, self._num_forwards)
         was_training = self.model.training
         self.model.eval()

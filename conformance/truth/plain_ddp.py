@@ -53,6 +53,7 @@ class PlainDDP(nn.Module, Joinable):
     """
 
     __slots__ = ("_for_outputs",)  # no part of the state that both share
+    _for_outputs: PlainDDP
 
     def __init__(self, module: nn.Module, place: Place, backwards: Backwards, **options: Any) -> None:
         super().__init__()
