@@ -13,8 +13,10 @@ from conformance.composed.training import (
     COMM_HOOKS,
     COMPRESSING,
     EXCHANGES,
+    HANDLING,
     IDLE,
     KINDS,
+    NESTED,
     OPTIMIZERS,
     OUTPUTS,
     PRECISIONS,
@@ -72,6 +74,7 @@ def features(scenario: Scenario) -> frozenset[str]:
     found |= {"delayed blocks"} if training.delays else set()
     found |= {f"precision {training.precision}"} if training.precision else set()
     found |= {f"optimizer {training.optimizer}"} if training.optimizer else set()
+    found |= {f"nested {training.nested}"} if training.nested else set()
     found |= set(_company(training))
     for block in training.blocks:
         found |= {f"block {block.kind}", f"runs {block.when}"}
@@ -110,6 +113,14 @@ def numerics() -> tuple[tuple[str, ...], ...]:
     return (
         tuple(f"precision {precision}" for precision in PRECISIONS if precision),
         tuple(f"optimizer {optimizer}" for optimizer in OPTIMIZERS if optimizer),
+    )
+
+
+def handling() -> tuple[tuple[str, ...], ...]:
+    """Return the features of trainings that do more with wrappers than train with one, as `groups` does."""
+    return (
+        *((f"action {kind}:{how}",) for kind, ways in HANDLING.items() for how in ways),
+        tuple(f"nested {nested}" for nested in NESTED if nested),
     )
 
 
@@ -161,11 +172,19 @@ def possible_pairs_of_numerics(world_sizes: Iterable[int] = WORLD_SIZES) -> froz
     return _pairs_with(numerics(), tuple(world_sizes))
 
 
+def possible_pairs_in_handling(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return the pairs, of which one at least is of `handling`, that one training can have and be judged with."""
+    return _pairs_with(handling(), tuple(world_sizes))
+
+
 def all_possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
     """Return all pairs of features that one training can have and be judged with."""
     world_sizes = tuple(world_sizes)
     return (
-        possible_pairs(world_sizes) | possible_pairs_in_company(world_sizes) | possible_pairs_of_numerics(world_sizes)
+        possible_pairs(world_sizes)
+        | possible_pairs_in_company(world_sizes)
+        | possible_pairs_of_numerics(world_sizes)
+        | possible_pairs_in_handling(world_sizes)
     )
 
 
@@ -183,7 +202,7 @@ def _pairs_with(special: tuple[tuple[str, ...], ...], world_sizes: tuple[int, ..
 @cache
 def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     """Return sets of features: none of one goes with any of the other (see `refusal.not_judged`)."""
-    everything = frozenset(chain(*groups(), *company(), *numerics()))
+    everything = frozenset(chain(*groups(), *company(), *numerics(), *handling()))
 
     def starting(*starts: str) -> frozenset[str]:
         return frozenset(feature for feature in everything if feature.startswith(starts))
@@ -205,6 +224,11 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
         (compressing, starting("hook", "block sparse", "block complex")),
         (starting("precision"), starting("world size") - {f"world size {size}" for size in EXACT_IN_HALVES}),
         (starting("optimizer"), starting("action copy", "action replace")),
+        (frozenset(chain(*handling())), REFUSABLE),
+        (starting("action transform"), starting("checkpoint", "around saved_tensors")),
+        (starting("action wrapper"), frozenset({"action relayout:rank_0"})),
+        (frozenset({"action transform:jvp"}), frozenset({"block counted"})),
+        (starting("nested"), starting("idle", "action join", "action load:by_checkpoint")),
     )
 
 

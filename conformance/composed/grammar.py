@@ -20,8 +20,10 @@ from conformance.composed.features import (
     pairs_of,
     possible_pairs,
     possible_pairs_in_company,
+    possible_pairs_in_handling,
     possible_pairs_of_numerics,
 )
+from conformance.composed.handling import handled
 from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import renamed
 from conformance.composed.training import (
@@ -52,8 +54,9 @@ REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
-#: What is special about a training: its DDP is not alone, or it has numerics (see `features.company` and `numerics`).
-Special = Literal["", "company", "numerics"]
+#: What is special about a training: its DDP is not alone, it has numerics, or it does more with wrappers than train
+#: with one (see `features.company`, `numerics` and `handling`).
+Special = Literal["", "company", "numerics", "handling"]
 #: How often a special training is drawn until it can be judged.
 _MOST_DRAWN = 10_000
 #: How often a training is drawn that is not to be refused, and how often one may be.
@@ -134,6 +137,8 @@ def _drawn(
         training = in_company(training, choose, must)
     if special == "numerics":
         training = _with_numerics(training, choose, must)
+    if special == "handling":
+        training = handled(training, choose, must)
     options = _options(choose, must)
     # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
     if depends_on_rank(training) or (special and may_miss_gradients(training)):
@@ -158,15 +163,17 @@ def _with_numerics(training: Training, choose: Choose, must: tuple[str, ...]) ->
 def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES, few_refusals: bool = False) -> Iterator[Scenario]:
     """Yield trainings until every pair of features that one training can have was in one of them.
 
-    Every third one is in company, and as many have numerics, as long as there are such to yield. With `few_refusals`
-    those come last that a DDP may refuse.
+    Those of each special kind take turns with the others, as long as there are such to yield. With `few_refusals` those
+    come last that a DDP may refuse.
     """
     alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes, few_refusals=few_refusals)
     company = random.Random(f"company {seed}")
     in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, special="company")
     numerics = random.Random(f"numerics {seed}")
     with_numerics = _cover(numerics, possible_pairs_of_numerics(world_sizes), world_sizes, special="numerics")
-    for each in zip_longest(alone, in_company, with_numerics):
+    handling = random.Random(f"handling {seed}")
+    in_handling = _cover(handling, possible_pairs_in_handling(world_sizes), world_sizes, special="handling")
+    for each in zip_longest(alone, in_company, with_numerics, in_handling):
         yield from filter(None, each)
 
 
@@ -199,6 +206,7 @@ def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ..
     needs |= {"comm_hook"} if training.precision in COMPRESSING else set()
     needs |= {"mixed_precision"} if training.precision in MIXED else set()
     needs |= {"optimizer_in_backward"} if training.optimizer else set()
+    needs |= {"ignored_parameters"} if training.nested == "ignored" else set()
     if training.beside is not None:
         needs |= _CAPABILITIES & training.beside.options.keys()
         needs |= {"no_sync"} if training.beside.turn == "apart_local" else set()
@@ -267,6 +275,8 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, n
         forward, backward = Action("forward", "plain"), Action("backward", "together")
         if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
             drawn[position:position] = [forward, backward, forward, action, backward]
+        elif kind == "wrapper":  # it tells most between a forward and its backward
+            drawn[position:position] = [forward, action, backward]
         elif special and kind == "forward":  # what a static graph allows: one of them before a backward
             drawn[position:position] = [action, backward]
         else:

@@ -111,6 +111,7 @@ def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup
     return Wrapping(
         partial(_wrap, ctx, training),
         lambda module: ctx.wrap_with(module, {**options, **group}),
+        ctx.wrap,
         lambda tensor: dist.all_reduce(tensor, group=ctx.process_group),
     )
 
@@ -118,7 +119,9 @@ def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     numerics.before_wrapping(training, module)
     options: dict[str, Any] = {**numerics.options_of(training)}
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     blocks = [(name, each) for name, each in module.named_parameters() if name.startswith("blocks.")]
+    blocks = [(name, each) for name, each in blocks if name not in ignored]
     delayed = [(name, parameter) for name, parameter in blocks if parameter.requires_grad]
     if training.delays and delayed:
         options["delay_all_reduce_named_params"] = delayed

@@ -65,8 +65,12 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
 
 
 def not_judged(training: Training, options: Mapping[str, Any]) -> str:
-    """Return why nobody can say what becomes of `training` in company or with numerics, empty if one can."""
-    return _not_judged_in_company(training, options) or _not_judged_with_numerics(training, options)
+    """Return why nobody can say what becomes of `training`, if it is special, empty if one can."""
+    return (
+        _not_judged_in_company(training, options)
+        or _not_judged_with_numerics(training, options)
+        or _not_judged_in_handling(training, options)
+    )
 
 
 def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) -> str:
@@ -126,6 +130,47 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
             return "the wrapper beside may train nothing on some rank"
         if depends_on_rank(second) and not beside.options.get("find_unused_parameters"):
             return "ranks would wait for each other's gradients"
+    return ""
+
+
+def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why not, if wrappers are dropped, nested, or called within a transform. Nothing may be refused."""
+    if not training.is_handled:
+        return ""
+    kinds = {action.kind for action in training.actions}
+    ways = {(action.kind, action.how) for action in training.actions}
+    if may := refusal(training, options):
+        return may.reasons[0]
+    if training.has_numerics:
+        return "a wrapper has its optimizers and its hooks for good"
+    branches = any(block.kind == "branch" for block in training.blocks)
+    if "wrapper" in kinds and _has_several_forwards(training) and (training.idle or branches):
+        return "one backward brings what several wrappers have, at another place on each rank"
+    if "wrapper" in kinds and ("relayout", "rank_0") in ways:
+        return "parameters that ranks lay out differently may not be wrapped"
+    if ("transform", "jvp") in ways and any(block.kind == "counted" for block in training.blocks):
+        return (
+            "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"
+        )
+    if ("wrapper", "bare") in ways and training.beside is not None and training.beside.shares:
+        return "the bare module's backward brings gradients that the wrapper beside awaits"
+    checkpoints = any(block.checkpoint for block in training.blocks)
+    if "transform" in kinds and (checkpoints or training.around == "saved_tensors"):
+        return "function transforms take no hooks of saved tensors"
+    return _not_judged_nested(training, ways) if training.nested else ""
+
+
+def _not_judged_nested(training: Training, ways: set[tuple[str, str]]) -> str:
+    if training.nested_block is None:
+        return "no block has parameters of its own"
+    if not all(block.trainable for block in training.blocks if block.kind == "shared"):
+        return "on some rank nothing before the wrapper within may be trained"
+    if training.idle:
+        return "an idle forward does not come to the wrapper within"
+    if any(kind == "join" for kind, _ in ways):
+        return "a rank that has joined answers the collectives of the wrapper around alone"
+    if ("load", "by_checkpoint") in ways:
+        return "checkpoints of torch name what is in a wrapper of torch's otherwise"
     return ""
 
 

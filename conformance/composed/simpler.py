@@ -32,7 +32,7 @@ def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: in
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents.
 
-    Those whose DDP is not alone, or that have numerics, can all be judged.
+    Those of special trainings can all be judged.
     """
     for candidate in _simpler(scenario):
         if not not_judged(Training.of(candidate), candidate.options):
@@ -85,6 +85,8 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         yield replace(training, precision="")
     if training.optimizer:
         yield replace(training, optimizer="")
+    if training.nested:
+        yield replace(training, nested="")
     if training.output != "tensor":
         yield replace(training, output="tensor")
     for index, block in enumerate(training.blocks):

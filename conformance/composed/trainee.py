@@ -35,6 +35,7 @@ from conformance.composed.modules import (
 from conformance.composed.numerics import SmallGradients
 from conformance.composed.surroundings import Surroundings
 from conformance.composed.training import Action, Block, Training
+from conformance.composed.transforms import TRANSFORMS
 from conformance.errors import instance
 from conformance.models.integers import integers
 from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
@@ -62,15 +63,16 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What makes a training one of several ranks: `first` and `beside` wrap a module, all ranks call them."""
+    """What makes a training one of several ranks: all but `all_reduce` wrap a module; all ranks call them."""
 
     first: Callable[[nn.Module], nn.Module]
     beside: Callable[[nn.Module], nn.Module]
+    within: Callable[[nn.Module], nn.Module]
     all_reduce: AllReduce
 
 
 #: The actions after which there are facts to look at.
-OBSERVED = ("backward", "no_sync", "step", "join")
+OBSERVED = ("backward", "no_sync", "step", "join", "wrapper", "transform")
 #: When a training looks at what it can observe besides.
 CONSTRUCTED, AT_THE_END = "constructed", "at the end"
 #: How many iterations the ranks with most data have in a join context.
@@ -105,8 +107,13 @@ class Trainee:
             module = Composed(training, seed).to(device)
             self.beside: Any = self._make_beside(module)
         self._process = of_process()
-        self._belongings = set(belongings(module))
-        self.model: Any = wrapping.first(module)
+        self._within = f"blocks.{training.nested_block}"  # a wrapper within has attributes of its own, and a type
+        own = (f"{self._within}:", f"{self._within}.")
+        self._belongings = {each for each in belongings(module) if not each.startswith(own)}
+        self._wrapping = wrapping
+        _wrap_within(training, module, wrapping.within)
+        self._module = module
+        self._model: Any = wrapping.first(module)
         if self.beside is not None:
             self.beside = wrapping.beside(self.beside)
         self._small = SmallGradients(training.precision)
@@ -119,6 +126,7 @@ class Trainee:
         self.idle_forwards: list[int] = []
         self._has_synchronised = False
         self._seen: dict[str, Any] = {}
+        self._transformed: Mapping[str, Any] = {}
         self._made: list[tuple[int, weakref.ref[Tensor]]] = []
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -128,7 +136,14 @@ class Trainee:
     @property
     def module(self) -> Composed:
         """The module without the DDP."""
-        return instance(self.model.module, Composed)
+        return self._module
+
+    @property
+    def model(self) -> Any:
+        """The wrapped module, wrapped anew if the loop has dropped the wrapper."""
+        if self._model is None:
+            self._model = self._wrapping.first(self._module)
+        return self._model
 
     @property
     def module_beside(self) -> Composed | None:
@@ -159,7 +174,8 @@ class Trainee:
         found: dict[str, Any] = _values("", self.module)
         if self.module_beside is not None:
             found |= _values("beside: ", self.module_beside)
-        return {**found, **self._exchanges.take()}
+        transformed, self._transformed = self._transformed, {}
+        return {**found, **self._exchanges.take(), **transformed}
 
     def observables(self) -> Mapping[str, Any]:
         """Return what the training can observe besides, see `observable`; of the process, what changed since."""
@@ -168,7 +184,7 @@ class Trainee:
             "the process": changed,
             "kept of earlier forwards": self._kept(),
             "taken away": sorted(self._belongings - set(belongings(self.module))),
-            **of_module(self.module),
+            **{name: seen for name, seen in of_module(self.module).items() if not name.startswith(f"{self._within}: ")},
             **self._seen,
         }
 
@@ -200,8 +216,7 @@ class Trainee:
         note = partial(_note_idle, self.idle_forwards, self._num_forwards)
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
-        key = ("rows", self._seed, where.rank, where.forward)
-        inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
+        inputs = self._inputs("rows", where)
 
         def forward() -> Any:
             with grad_mode() if grad_mode else contextlib.nullcontext():
@@ -300,6 +315,8 @@ class Trainee:
     @contextlib.contextmanager
     def _local(self) -> Iterator[None]:
         wrappers = [self.model] if self._beside_stays or self.beside is None else [self.model, self.beside]
+        if (index := self._training.nested_block) is not None:
+            wrappers.append(self.module.blocks[index])
         with contextlib.ExitStack() as within:
             for wrapper in wrappers:
                 within.enter_context(wrapper.no_sync())
@@ -310,7 +327,7 @@ class Trainee:
         return self._training.beside is not None and self._training.beside.stays
 
     def _zero_grad(self, action: Action) -> None:
-        for model in filter(None, (self.model, self.beside)):
+        for model in filter(None, (self._model or self.module, self.beside)):
             model.zero_grad(set_to_none=action.how == "none")
 
     def _step(self, action: Action) -> None:
@@ -461,7 +478,35 @@ class Trainee:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
+        self._model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
+        self._module = self._model.module
+
+    def _wrapper(self, action: Action) -> None:
+        """Let go of the wrapper, whose outputs may await their backward; the module is wrapped anew before or later."""
+        self._model = self._wrapping.first(self._module) if action.how == "again" else None
+        gc.collect()
+        if action.how == "bare":
+            where = Where(self._rank, self._num_forwards)
+            with self._phase("forward"):
+                output = self._around.forward(partial(self._module, self._inputs("bare", where), where=where))
+            loss = self._loss(rows_of(output), "bare", where.forward)
+            if loss.requires_grad:
+                with self._phase("backward"):
+                    self._around.backward(loss.backward)
+
+    def _transform(self, action: Action) -> None:
+        """Call the model within a function transform, in evaluation mode: no transform allows that a buffer changes."""
+        where = Where(self._rank, self._num_forwards)
+        was_training = self.model.training
+        self.model.eval()
+        call = partial(TRANSFORMS[action.how], self.model, self._inputs("transformed", where), where)
+        with self._phase("forward"):
+            self._transformed = self._around.forward(call)
+        self.model.train(was_training)
+
+    def _inputs(self, what: str, where: Where) -> Tensor:
+        key = (what, self._seed, where.rank, where.forward)
+        return integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
 
     def _join(self, action: Action) -> None:
         """Train where rank 0 runs out of data before the others or after them; gradients are dropped after each step.
@@ -521,6 +566,18 @@ class Trainee:
             for name, _ in module.named_parameters(recurse=False):
                 return module, name
         raise AssertionError("every block has a parameter")
+
+
+def _wrap_within(training: Training, module: Composed, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Wrap the block of `module` that is to be wrapped by itself, if there is one."""
+    if (index := training.nested_block) is None:
+        return
+    block = module.blocks[index] = wrap(module.blocks[index])
+    if training.nested == "frozen":
+        block.requires_grad_(False)
+    else:
+        names = [name for name, _ in chain(block.named_parameters(), block.named_buffers())]
+        module._ddp_params_and_buffers_to_ignore = [f"blocks.{index}.{name}" for name in names]  # type: ignore[assignment]
 
 
 def _note_idle(forwards: list[int], number: int, output: Any) -> None:

@@ -70,8 +70,19 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("set", "clone", "double", "drop"),
 }
 
+#: What only a loop does that handles its wrapper. It lets go of the wrapper, whose outputs may await their backward: it
+#: wraps the module anew before (`again`) or when it needs a wrapper (`dropped`), and the bare module may have its own
+#: backward meanwhile (`bare`). Or it calls the wrapper within a function transform, which brings no gradients.
+HANDLING: Mapping[str, tuple[str, ...]] = {
+    "wrapper": ("dropped", "again", "bare"),
+    "transform": ("grad", "jvp", "vmap", "stand_ins"),
+}
+#: What becomes of the parameters of a block that is wrapped by itself: the wrapper around ignores them, or they are
+#: frozen by then.
+NESTED = ("", "ignored", "frozen")
+
 #: What a training's JSON names only where there is some: ids that were given before stay.
-_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer")
+_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested")
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -107,8 +118,9 @@ class Action:
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for an action that nobody can do."""
-        _check("action", self.kind, tuple(ACTIONS))
-        _check(f"way of {self.kind}", self.how, ACTIONS[self.kind])
+        known = {**ACTIONS, **HANDLING}
+        _check("action", self.kind, tuple(known))
+        _check(f"way of {self.kind}", self.how, known[self.kind])
         if self.block < 0:
             raise ScenarioError(f"block must be >= 0, got {self.block}")
 
@@ -172,7 +184,7 @@ class Training:
     blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`). `precision` says what
-    is in half precision, `optimizer` what steps within backward.
+    is in half precision, `optimizer` what steps within backward. `nested` says whether a block is wrapped by itself.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -186,6 +198,7 @@ class Training:
     beside: Beside | None = None
     precision: str = ""
     optimizer: str = ""
+    nested: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
@@ -195,6 +208,7 @@ class Training:
         _check("around", self.around, AROUND)
         _check("precision", self.precision, PRECISIONS)
         _check("optimizer", self.optimizer, OPTIMIZERS)
+        _check("nested", self.nested, NESTED)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 
@@ -207,6 +221,17 @@ class Training:
     def has_numerics(self) -> bool:
         """Whether something is in half precision, or steps within backward."""
         return bool(self.precision or self.optimizer)
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether something is done with wrappers besides training with one."""
+        return bool(self.nested) or any(action.kind in HANDLING for action in self.actions)
+
+    @property
+    def nested_block(self) -> int | None:
+        """The number of the block that is wrapped by itself: the first whose parameters are its own, and trained."""
+        own = (index for index, block in enumerate(self.blocks) if block.trainable and block.kind != "shared")
+        return next(own, None) if self.nested else None
 
     @property
     def all_actions(self) -> tuple[Action, ...]:

@@ -190,10 +190,12 @@ def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
     company = random.Random(f"explored in company {seed}")
     numerics = random.Random(f"explored with numerics {seed}")
+    handling = random.Random(f"explored in handling {seed}")
     while True:
         yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
         yield draw(chosen_by(company), world_sizes=world_sizes, special="company")
         yield draw(chosen_by(numerics), world_sizes=world_sizes, special="numerics")
+        yield draw(chosen_by(handling), world_sizes=world_sizes, special="handling")
 
 
 def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Judged | Deviation]:

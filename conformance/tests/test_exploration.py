@@ -26,7 +26,17 @@ from conformance.composed.program import observed_names
 from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import simpler
 from conformance.composed.trainee import Trainee
-from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Block, Exchange, Training
+from conformance.composed.training import (
+    ACTIONS,
+    EXCHANGES,
+    HANDLING,
+    NESTED,
+    Action,
+    Beside,
+    Block,
+    Exchange,
+    Training,
+)
 from conformance.errors import ScenarioError
 from conformance.observation import Raised
 from conformance.programs.truth import truth_of
@@ -106,9 +116,9 @@ def test_nothing_special_may_be_refused_nor_is_made_so_by_shrinking() -> None:
     drawn = [
         scenario
         for scenario in islice(cover(4), 120)
-        if Training.of(scenario).in_company or Training.of(scenario).has_numerics
+        if (training := Training.of(scenario)).in_company or training.has_numerics or training.is_handled
     ]
-    assert len(drawn) == 80
+    assert len(drawn) == 90
     for scenario in drawn:
         for each in (scenario, *simpler(scenario)):
             assert not not_judged(Training.of(each), each.options)
@@ -120,6 +130,23 @@ def test_the_truth_knows_what_an_exchange_brings(place: str) -> None:
     facts = truth_of(PROBED.replace(world_size=3, arguments=training.to_json()))
     brought = [facts[rank]["2.backward"]["exchanged 0"].tolist() for rank in range(3)]
     assert brought == [[6.0] * 4] * 3, "1 + 2 + 3"
+
+
+def test_the_truth_averages_for_outputs_whose_wrapper_was_dropped_and_nothing_else() -> None:
+    between = (Action("forward", "plain"), Action("wrapper", "bare"), Action("backward", "together"))
+    facts = truth_of(PROBED.replace(world_size=2, arguments=Training(actions=between).to_json()))
+    own, mean = ([facts[rank][name]["grad first.weight"] for rank in (0, 1)] for name in ("1.wrapper", "2.backward"))
+    assert not own[0].equal(own[1]), "the bare module's backward stays local"
+    assert mean[0].equal(mean[1])
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_a_wrapper_within_a_module_has_parameters_of_its_own(nested: str) -> None:
+    step = (Action("forward", "plain"), Action("backward", "together"))
+    facts = truth_of(PROBED.replace(world_size=2, arguments=Training(actions=step, nested=nested).to_json()))
+    within = "blocks.0.module.layer.bias" if nested else "blocks.0.layer.bias"
+    gradients = [facts[rank]["1.backward"][f"grad {within}"] for rank in (0, 1)]
+    assert gradients == [None, None] if nested == "frozen" else gradients[0].equal(gradients[1])
 
 
 def test_few_of_what_is_explored_may_be_refused() -> None:
@@ -166,7 +193,7 @@ def test_a_training_that_nobody_can_run_is_refused_by_name(change: dict[str, obj
 
 
 def test_every_action_is_played_by_the_truth() -> None:
-    for kind, ways in ACTIONS.items():
+    for kind, ways in (*ACTIONS.items(), *HANDLING.items()):
         for how in ways:
             training = Training(actions=(Action("forward", "plain"), Action(kind, how), Action("backward", "together")))
             assert truth_of(PROBED.replace(arguments=training.to_json()))
@@ -197,10 +224,11 @@ def test_a_failure_is_shrunk_to_its_features() -> None:
 
 def test_different_failures_are_found_one_after_the_other() -> None:
     several = [{"action freeze:every_rank"}, {"block complex", "option static_graph=True"}, {"checkpoint reentrant"}]
+    several.append({"action wrapper:bare", "nested frozen"})
     found = explore(in_hand(Imagined(fails_with(*several))), examples=500, seeds=[3], most_failures=5)
     assert sorted(map(sorted, (deviation.features for deviation in found.deviations))) == sorted(map(sorted, several))
     assert found.num_known > 0
-    assert any("3 failures" in line for line in summary(found))
+    assert any("4 failures" in line for line in summary(found))
 
 
 def test_what_cannot_be_judged_is_counted_and_covers_nothing() -> None:

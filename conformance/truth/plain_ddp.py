@@ -52,9 +52,13 @@ class PlainDDP(nn.Module, Joinable):
     All ranks must build it, run forwards and backwards, and call its methods equally often.
     """
 
+    __slots__ = ("_for_outputs",)  # no part of the state that both share
+    _for_outputs: PlainDDP
+
     def __init__(self, module: nn.Module, place: Place, backwards: Backwards, **options: Any) -> None:
         super().__init__()
         Joinable.__init__(self)
+        self._begin_to_be_held()
         self.module = module
         self.place = place
         self._options = options
@@ -69,7 +73,7 @@ class PlainDDP(nn.Module, Joinable):
         self._used: set[str] = set()  # those that have got a gradient since the last mean
         self._allows_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._listen()
-        if not self._averaged:
+        if not self._averaged and not options.get("is_copy"):  # of a copy they may have been frozen since
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
         self.forget_backward()
@@ -82,7 +86,20 @@ class PlainDDP(nn.Module, Joinable):
             self._share_model(0, with_buffers=self._shares_buffers_at_first)
         self._casts.convert_buffers(module, self._ignored)
         self._casts.stay_in_backward(module)
-        backwards.add(self)
+        backwards.add(self._for_outputs)
+
+    # -- holders: outputs hold a wrapper as its user does; once they alone do, other backwards are the user's own ------
+
+    def _begin_to_be_held(self) -> None:
+        """Make the object that outputs hold: it has one state with this one, which is gone when its user lets go."""
+        double = object.__new__(type(self))
+        object.__setattr__(double, "__dict__", self.__dict__)
+        object.__setattr__(self, "_for_outputs", double)
+        self._user, self._noticing = weakref.ref(self), weakref.ref(double)
+
+    @property
+    def _is_left_by_its_user(self) -> bool:
+        return self._user() is None
 
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
 
@@ -165,7 +182,7 @@ class PlainDDP(nn.Module, Joinable):
         for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter) and not is_transformed(tensor):
                 is_ours = self._allows_unused or self._uses_ours(tensor)
-                tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
+                tensor.register_hook(partial(self._for_outputs._output_reached, synchronises, is_ours))
         return output
 
     def _asking_for_gradients(self, output: Any) -> Any:
@@ -175,7 +192,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
-        return map_tensors(partial(asking, came=self._nothing_came), output)
+        return map_tensors(partial(asking, came=self._for_outputs._nothing_came), output)
 
     def _uses_ours(self, tensor: Tensor) -> bool:
         return leads_to(tensor, self._averaged.values())
@@ -207,7 +224,7 @@ class PlainDDP(nn.Module, Joinable):
                 self._averaged[name] = parameter
                 self._listened_to[name] = parameter
                 self._used.discard(name)
-                parameter.register_post_accumulate_grad_hook(partial(_came, weakref.ref(self), name))
+                parameter.register_post_accumulate_grad_hook(partial(_came, self._noticing, name))
 
     def came(self, name: str, parameter: Tensor) -> None:
         """Take note of a gradient of the parameter that is called `name`."""
@@ -252,12 +269,13 @@ class PlainDDP(nn.Module, Joinable):
 
         It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
         and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
-        an output. What it shares with a wrapper whose outputs were reached is no such gradient. It is none if it
-        brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
+        an output; not if only outputs hold it. What it shares with a wrapper whose outputs were reached is no such
+        gradient. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
         if self._may_bring_nothing:
             return True
-        return bool(self._brought) and (self._is_synchronised or (self._awaits_backward and not self._is_local))
+        awaits = self._awaits_backward and not self._is_local and not self._is_left_by_its_user
+        return bool(self._brought) and (self._is_synchronised or awaits)
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
@@ -427,7 +445,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
-        options = {**self._options, "init_sync": False}
+        options = {**self._options, "init_sync": False, "is_copy": True}
         return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
@@ -445,7 +463,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def _remove_autograd_hooks(self) -> None:
         """Stop: backwards are local from now on."""
-        self._backwards.remove(self)
+        self._backwards.remove(self._for_outputs)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.place.outcome(self.place.come(self._number, what, value, combine))

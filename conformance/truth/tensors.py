@@ -17,7 +17,7 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
-    """Return the tensor times a one that asks for a gradient, and calls `came` when a backward has brought it.
+    """Return the tensor times a one that asks for a gradient, laid out as it is; `came` is called when that has come.
 
     `torch.autograd.grad` brings it none. A parameter is returned as it is, as is a tensor of a transform or one that is
     not real.
@@ -26,7 +26,10 @@ def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
         return tensor
     one = torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
     one.register_post_accumulate_grad_hook(came)
-    return tensor * one
+    asks = tensor * one
+    if asks.stride() == tensor.stride() or 0 in tensor.stride():
+        return asks
+    return tensor.new_empty_strided(tensor.size(), tensor.stride()).copy_(asks)
 
 
 def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:

@@ -1,0 +1,51 @@
+"""The function transforms (`torch.func`) within which a training calls its model; they bring no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.composed.modules import Where, rows_of
+
+_Given = Mapping[str, Tensor]
+
+
+def _grad(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
+    return torch.func.grad(lambda rows: call(rows).sum())(inputs)
+
+
+def _jvp(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
+    return torch.func.jvp(call, (inputs,), (inputs,))[1]
+
+
+def _vmap(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
+    return torch.func.vmap(call)(inputs)
+
+
+def _of_rows(transform: Callable[[Callable[[Tensor], Tensor], Tensor], Any], model: Any, inputs: Tensor,
+             where: Where) -> _Given:  # fmt: skip
+    given = transform(lambda rows: rows_of(model(rows, where=where)), inputs)
+    return {"transformed": given.detach().clone()}
+
+
+def _of_stand_ins(model: Any, inputs: Tensor, where: Where) -> _Given:
+    def loss(stand_ins: dict[str, Tensor]) -> Tensor:
+        output = torch.func.functional_call(model, stand_ins, (inputs,), {"where": where}, tie_weights=False)
+        return rows_of(output).sum()
+
+    stand_ins = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    given = torch.func.grad(loss)(stand_ins)
+    return {f"transformed: {name}": gradient.detach().clone() for name, gradient in given.items()}
+
+
+#: What is called with the model, rows and where it is; returns what is observed of it, by name.
+TRANSFORMS: Mapping[str, Callable[[Any, Tensor, Where], _Given]] = {
+    "grad": partial(_of_rows, _grad),
+    "jvp": partial(_of_rows, _jvp),
+    "vmap": partial(_of_rows, _vmap),
+    "stand_ins": _of_stand_ins,
+}
