@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ddp_impl.nested_tensors import map_tensors
 from ddp_impl.torch_internals.autograd import brought_by_backward
-from ddp_impl.torch_internals.tensors import is_bound_to_transform
+from ddp_impl.torch_internals.tensors import is_bound_to_transform, outside_transforms
 
 
 class Anchor:
@@ -47,7 +47,8 @@ class Anchor:
             return tensor
         if isinstance(tensor, nn.Parameter):  # whoever looks for the module's own would find a copy
             return tensor
-        tied: Tensor = Tie.apply(self._leaf, tensor)
+        with outside_transforms():  # the tensor is no transform's, so that its backward is an ordinary one
+            tied: Tensor = Tie.apply(self._leaf, tensor)
         return tied
 
     def _gradient_came(self, leaf: Tensor) -> None:

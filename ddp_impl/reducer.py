@@ -166,8 +166,8 @@ class Reducer(ReducerSurface):
             yield
 
     def wrapper_is_gone(self) -> None:
-        """Average only the backward of outputs that are left."""
-        self._local.is_orphan, self.reduction.iteration.outputs = True, ()
+        """Average only the backward of outputs that are left; hold no more of the wrapper's."""
+        self._local.is_orphan, self.reduction.iteration.outputs, self.before_backward = True, (), lambda: None
 
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
@@ -283,7 +283,7 @@ class Reducer(ReducerSurface):
         repeats = repeated is not None and self.last_backward == repeated
         if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
-        nodes = () if self.usage.follows_local else self._hooks.unshared(self.search.nodes)
+        nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
         return any(brought_by_backward([*self.reduction.iteration.outputs, *nodes])) or self._anchor.is_coming()
 
     @one_thread_at_a_time

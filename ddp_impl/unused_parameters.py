@@ -22,7 +22,11 @@ class GraphSearch:
 
     def uses_any(self, outputs: Iterable[Tensor]) -> bool:
         """Whether any parameter is reachable from `outputs`; a few steps if one is, the whole graph if none."""
-        stack = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
+        tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        leaves = [tensor for tensor in tensors if tensor.grad_fn is None]  # which have no node within a transform
+        if any(getattr(node, "variable", None) is leaf for leaf in leaves for node in self.nodes):
+            return True
+        stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         seen = set[Node](stack)
         while stack:
             node = stack.pop()

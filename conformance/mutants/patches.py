@@ -28,6 +28,7 @@ from torch import nn
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import distributed, reducer, reducer_parts
 from ddp_impl.absences import Absences
+from ddp_impl.anchor import Anchor
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import ManagedParameter
@@ -44,6 +45,7 @@ from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import ReducerState
+from ddp_impl.unused_parameters import GraphSearch
 
 #: The method for which a mutant stands, bound to its object.
 Call = Callable[..., Any]
@@ -54,8 +56,10 @@ _PLACES: dict[type, str] = {
     BucketReduction: "reducer.reduction",
     BucketPlanning: "reducer.planning",
     Absences: "reducer.absences",
+    Anchor: "reducer._anchor",
     BackwardEnds: "reducer._ends",
     LocalBackward: "reducer._local",
+    GraphSearch: "reducer.search",
     ParameterUsage: "reducer.usage",
     ReducerState: "reducer.state",
     Peers: "_peers",

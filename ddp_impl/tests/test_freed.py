@@ -64,3 +64,18 @@ def test_a_dropped_wrapper_is_freed_at_once_and_what_it_had_by_one_collection(wa
     assert wrapper() is None
     assert reducer() is None
     assert [parameter() for parameter in parameters] == [None] * len(parameters)
+
+
+def test_a_wrapper_around_another_is_freed_though_the_other_awaits_a_backward() -> None:
+    """After a forward under `no_sync` a reducer keeps nodes of outputs, which are those of the wrapper around it."""
+    module: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1] = DistributedDataParallel(module[1], find_unused_parameters=True)
+    module._ddp_params_and_buffers_to_ignore = ["1.module.weight", "1.module.bias"]
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    with ddp.no_sync(), module[1].no_sync():
+        ddp(torch.ones(1, 2)).sum().backward()
+    ddp(torch.ones(1, 2))  # a loss that is thrown away
+    kept = [weakref.ref(one) for one in (ddp, ddp.reducer, module[1], module[1].reducer)]
+    del ddp, module
+    gc.collect()
+    assert [one() for one in kept] == [None] * 4

@@ -24,11 +24,16 @@ WAYS = ("dropped", "wrapped-again")
 def backward_without_wrapper(ctx: RankContext) -> None:
     """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
 
-    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept meanwhile. Observes
+    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept meanwhile; `bare`, whether the
+    module has a backward of its own meanwhile; `nested`, whether its last layer has a wrapper of its own. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
-    module = with_integer_weights(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2)), ctx.scenario.seed)
-    module.to(ctx.device)
+    module: Any = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))
+    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    if nested := ctx.arguments.get("nested"):
+        module[1] = ctx.wrap(module[1])
+        ignored = [name for name, _ in module.named_parameters() if name.startswith("1.")]
+        module._ddp_params_and_buffers_to_ignore = ignored
     kept: list[Tensor] = []
     model: Any = None
     for index in range(_NUM_STEPS):
@@ -37,11 +42,16 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         model = ctx.wrap(module) if model is None else model
         output = _forward(model, turn, 0)
         model = ctx.wrap(module) if ctx.arguments["way"] == "wrapped-again" else None
+        if ctx.arguments.get("bare"):
+            turn.backward(turn.loss(_forward(module, turn, 2), micro=2))
+            _observe(ctx, f"step{index}/bare", module)
         turn.backward(turn.loss(output))
         _observe(ctx, f"step{index}", module)
         if ctx.arguments.get("keeps"):
             kept.append(_forward(ctx.wrap(module), turn, 1))
     model = None
+    if nested:
+        return
     module.zero_grad(set_to_none=True)
     turn = rank_step(ctx, _NUM_STEPS)
     own = torch.autograd.grad(turn.loss(_forward(module, turn, 0)), list(module.parameters()))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,14 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+import ddp_impl.anchor
 from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import distributed
+from ddp_impl.anchor import Anchor
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.bucket_planning import BucketPlanning
@@ -30,6 +33,7 @@ from ddp_impl.local_backward import LocalBackward
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
+from ddp_impl.unused_parameters import GraphSearch
 
 
 @replaces(TorchDDP, "__init__")
@@ -508,3 +512,26 @@ def PostponesWithinTransforms(ddp: Ours, pre_forward: Call, /, *inputs: Any, **k
     is_transformed = torch._C._are_functorch_transforms_active()
     with mock.patch.object(ddp.reducer.planning, "rebuild") if is_transformed else contextlib.nullcontext():
         return pre_forward(*inputs, **kwargs)
+
+
+@replaces(GraphSearch, "uses_any")
+def LooksForNodesWithinTransforms(search: GraphSearch, uses_any: Call, outputs: Iterable[Tensor]) -> Any:
+    """BUG: within a function transform an output that is a parameter is asked for its node, which it has not there."""
+    tensors = list(outputs)
+    for leaf in [tensor for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None]:
+        get_gradient_edge(leaf)
+    return uses_any(tensors)
+
+
+@replaces(Anchor, "_tie")
+def TiesWithinTransforms(anchor: Anchor, tie: Call, tensor: Tensor) -> Any:
+    """BUG: what ties an output that uses no parameter belongs to the function transform around the forward."""
+    with mock.patch.object(ddp_impl.anchor, "outside_transforms", contextlib.nullcontext):
+        return tie(tensor)
+
+
+@replaces(Reducer, "begins_with_others")
+def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> Any:
+    """BUG: beside another wrapper, one that nobody holds takes a backward of the bare module for its outputs'."""
+    with mock.patch.object(reducer._local, "is_orphan", new=False):
+        return begins_with_others(repeated)

@@ -236,6 +236,13 @@ def _transforms() -> Iterator[Scenario]:
     yield from _grid("GRAD-43", "", "transforms", 2, chosen, (first, second), (buffer, by_one, by_one | buffer))
     trained = each("transform", ("grad", "jvp", "vmap", "jacrev"))
     yield from _grid("GRAD-43", "", "transforms", 2, trained, (first, second), beside, ways)
+    returning = arguments("returns-parameter", returns_parameter=True)
+    of_rows = each("transform", ("grad", "jvp", "vmap"))
+    yield from _grid("GRAD-43", "", "transforms", 2, of_rows, second, returning, (PLAIN, UNUSED, STATIC))
+    idle = arguments("idle", idle=1)
+    yield from _grid(
+        "GRAD-43", "", "transforms", 2, each("transform", ("of_stand_ins",)), (first, second), idle, UNUSED
+    )
     # The derivative by the inputs leaves the last bias out.
     searching = (UNUSED, UNUSED | VIEW, UNUSED | EACH_ALONE.named("alone"))
     yield from _grid("GRAD-43", "", "transforms", (2, 3), trained, (first, second), alone, searching, (PLAIN, by_one))
@@ -309,3 +316,7 @@ def _dropped() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE, UNUSED.at(2, 3), STATIC)
     kept = (PLAIN, arguments("output-kept", keeps=True))
     yield from _grid("GRAD-42", "", "backward_without_wrapper", 2, each("way", DROPPED), kept, ways)
+    nested = arguments("nested", nested=True) | Variant(needs=("ignored_parameters",))
+    bare = arguments("bare", bare=True)
+    yield from _grid("GRAD-42", "dropped", "backward_without_wrapper", 2, (bare, bare | nested), ways, ENDS_SOON,
+                     arguments={"way": "dropped"})  # fmt: skip

@@ -32,21 +32,31 @@ TRANSFORMS: Mapping[str, Callable[[Any, Tensor], Any]] = {
 
 
 class Curved(nn.Module):
-    """Two layers, with the square of the rows between them, and a buffer if it `has_buffer`."""
+    """Two layers, with the square of the rows between them, and a buffer if it `has_buffer`.
 
-    def __init__(self, key: tuple[object, ...], *, has_buffer: bool) -> None:
+    Returns its first weight, too, if it `returns_parameter`, and what it got while it `is_idle`.
+    """
+
+    def __init__(self, key: tuple[object, ...], *, has_buffer: bool, returns_parameter: bool) -> None:
         """Give the buffer the values that belong to `key`."""
         super().__init__()
+        self.returns_parameter, self.is_idle = returns_parameter, False
         self.first = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 2)
         if has_buffer:
             self.register_buffer("shift", integers(WIDTH, key=key))
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return rows of 2."""
+        if self.is_idle:
+            return rows
         hidden = self.first(rows).square()
         output: Tensor = self.last(hidden + self.shift if hasattr(self, "shift") else hidden)
-        return output
+        return (output, self.first.weight) if self.returns_parameter else output
+
+
+def _rows(given: Any) -> Any:
+    return given[0] if isinstance(given, tuple) else given
 
 
 @program("transforms", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -55,12 +65,14 @@ def transforms(ctx: RankContext) -> None:
 
     Arguments: `transform`, one of `TRANSFORMS`; `at`; `trains`, what the loss of that step is made of: what the
     transform gives, "alone" or "beside" an ordinary forward (if it is not given, the step has no backward); `buffer`,
-    whether the module has one, in which ranks differ before each forward; `ranks`, those that transform (all, if it is
-    not given), while the others run a forward. Observes what the transform gives, and the gradients of every step. All
-    ranks run it.
+    whether the module has one, in which ranks differ before each forward; `returns_parameter`, whether the module
+    returns one besides; `idle`, the rank whose transformed forward uses no parameter; `ranks`, those that transform
+    (all, if it is not given), while the others run a forward. Observes what the transform gives, and the gradients of
+    every step. All ranks run it.
     """
-    has_buffer = bool(ctx.arguments.get("buffer"))
-    module = with_integer_weights(Curved((ctx.rank,), has_buffer=has_buffer), ctx.scenario.seed).to(ctx.device)
+    has_buffer, returns_parameter = (bool(ctx.arguments.get(name)) for name in ("buffer", "returns_parameter"))
+    module = Curved((ctx.rank,), has_buffer=has_buffer, returns_parameter=returns_parameter)
+    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
     transform = TRANSFORMS[ctx.arguments["transform"]]
     transforming = ctx.rank in ctx.arguments.get("ranks", (ctx.rank,))
 
@@ -69,11 +81,14 @@ def transforms(ctx: RankContext) -> None:
             with torch.no_grad():
                 module.get_buffer("shift").add_(ctx.rank)
         if turn.step != ctx.arguments["at"]:
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(2, WIDTH))))
+            turn.backward(turn.loss(_rows(turn.forward(model, turn.inputs(2, WIDTH)))))
             return {}
         rows = turn.inputs(2, WIDTH)
-        call: Any = partial(transform, model) if transforming else model
+        transformed = (lambda given: _rows(model(given))) if returns_parameter else model
+        call: Any = partial(transform, transformed) if transforming else model
+        module.is_idle = ctx.arguments.get("idle") == ctx.rank
         given = turn.forward(call, rows)
+        module.is_idle = False
         if trains := ctx.arguments.get("trains"):
             loss = turn.loss(given, micro=1)
             turn.backward(loss if trains == "alone" else loss + turn.loss(turn.forward(model, rows)))
