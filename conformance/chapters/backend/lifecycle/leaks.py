@@ -36,7 +36,11 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
     def make_groups() -> None:
         for _ in range(_NUM_GROUPS):
             group = dist.new_group()
-            dist.all_reduce(torch.ones(1, device=ctx.device), group=group)
+            tensor = torch.ones(1, device=ctx.device)
+            dist.all_reduce(tensor, group=group)
+            dist.broadcast(tensor, 0, group=group)
+            dist.all_gather([torch.empty_like(tensor) for _ in range(ctx.world_size)], tensor, group=group)
+            dist.barrier(group=group)
             dist.destroy_process_group(group)
 
     def operate(number: int = _NUM_OPERATIONS) -> None:

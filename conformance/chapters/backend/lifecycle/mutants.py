@@ -22,6 +22,14 @@ class keeps_descriptors(Relay):
         self._kept.append(os.open("/dev/null", os.O_RDONLY))
 
 
+@spoils("barrier")
+def keeps_a_descriptor_of_barriers(group: Any, call: Any, *options: Any) -> Any:
+    """BUG: a destroyed group keeps a descriptor if it has had a barrier."""
+    if "has_met" not in group.__dict__:
+        group.__dict__["has_met"] = os.open("/dev/null", os.O_RDONLY)
+    return call(*options)
+
+
 @of_class
 class keeps_threads(Relay):
     """BUG: a destroyed group keeps a thread."""

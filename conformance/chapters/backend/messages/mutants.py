@@ -65,6 +65,17 @@ def names_rank_zero(work: WorkAround, source_rank: Any) -> int:
     return 0
 
 
+@spoils("recv_anysource")
+def names_rank_zero_for_tags(group: Any, call: Any, tensors: Any, tag: int) -> Any:
+    """BUG: a message with a tag from anybody is said to be from rank 0."""
+
+    class OfRankZero(WorkAround):
+        def _source_rank(self) -> int:
+            return 0
+
+    return OfRankZero(call(tensors, tag)) if tag else call(tensors, tag)
+
+
 @spoils("send")
 def dies_of_itself(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
     """BUG: a message to oneself ends the process."""

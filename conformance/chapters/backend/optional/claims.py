@@ -22,7 +22,10 @@ _NAMES = ("what it supports", "what it is called", "its options")
     speaks_for={_NAMES[0]: ("OPT-01",), _NAMES[1]: ("OPT-02",), _NAMES[2]: ("OPT-05",)},
 )  # fmt: skip
 def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
-    """Ask the backends of two groups. One that a claim is missing from, as from a group in Python, claims nothing."""
+    """Ask the backends of groups of all ranks, and of one.
+
+    One that a claim is missing from, as from a group in Python, claims nothing.
+    """
     timeout = timedelta(seconds=77)
     owners: list[Any] = [device_backend(dist.new_group(timeout=timeout), ctx.device) for _ in range(2)]
     owner = owners[0]
@@ -38,7 +41,9 @@ def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
         )
 
     def called() -> str:
-        mine = [str(named(one, "getBackendName", "_get_backend_name")()) for one in owners]
+        alone = [dist.new_group([rank]) for rank in range(ctx.world_size)][ctx.rank]
+        asked = (*owners, device_backend(alone, ctx.device))
+        mine = [str(named(one, "getBackendName", "_get_backend_name")()) for one in asked]
         everybody = told("name", mine[0], ctx.rank, range(ctx.world_size))
         return "it has no name" if not mine[0] else unlike("names are", {*mine, *everybody}, {mine[0]})
 

@@ -33,6 +33,14 @@ class numbers_its_name(Relay):
 
 
 @of_class
+class has_another_name_alone(Relay):
+    """BUG: a group of one rank gives the backend another name."""
+
+    def getBackendName(self) -> str:
+        return "relay" if self.size() > 1 else "self"
+
+
+@of_class
 class shows_the_default_timeout(Relay):
     """BUG: its options show half an hour, whatever timeout a group was made with."""
 

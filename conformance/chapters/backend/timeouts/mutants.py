@@ -47,6 +47,17 @@ class forgets_its_error(WorkAround):
 
 
 @gives("allreduce", "allgather")
+class holds_no_error(WorkAround):
+    """BUG: a Work that failed has no exception(), and counts as a success."""
+
+    def exception(self) -> None:
+        return None
+
+    def is_success(self) -> bool:
+        return True
+
+
+@gives("allreduce", "allgather")
 class never_ends(WorkAround):
     """BUG: a Work that failed is never completed."""
 

@@ -31,7 +31,7 @@ def scenarios() -> Iterator[Scenario]:
             ):
                 if operation == "recv" and suffix == "own":
                     continue  # its method takes none
-                also = ("WORK-05", "WORK-07") if suffix == "of-group" else ()
+                also = ("WORK-05", "WORK-07", "WORK-19") if suffix == "of-group" else ()
                 called = Variant(f"{slug}-{suffix}", arguments={"operation": operation, "whose": whose}, needs=needs)
                 yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=_DEADLINE_S)
         operations = each("operation", ("all_reduce", "barrier"))

@@ -70,17 +70,17 @@ _WAITS: Mapping[str, Callable[[int], bool]] = {"gather": lambda rank: rank == 0,
 def _names(scenario: Scenario) -> tuple[str, ...]:
     operation, whose = scenario.arguments["operation"], scenario.arguments["whose"]
     first = f"{operation} whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
-    return (first, "a second wait() after it", "the Work after it")
+    return (first, "a second wait() after it", "the Work after it", "the error of the Work after it")
 
 
 @judged(
     "nobody_comes", _names,
-    speaks_for={"a second*": ("WORK-05",), "the Work after*": ("WORK-07",)},
+    speaks_for={"a second*": ("WORK-05",), "the Work after*": ("WORK-07",), "the error of*": ("WORK-19",)},
 )  # fmt: skip
 def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` on all ranks but the last; `whose` timeout ends it: the group's, the operation's or wait's."""
     operation, whose = str(ctx.arguments["operation"]), str(ctx.arguments["whose"])
-    first, second, after = _names(ctx.scenario)
+    first, second, after, held = _names(ctx.scenario)
     waits = _WAITS.get(operation, lambda rank: True)
     seen: dict[str, Any] = {}
 
@@ -128,7 +128,15 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
             return ""
         return unlike("is_completed() of a Work that failed is", seen["work"].is_completed(), True)
 
-    return {first: nobody, second: again, after: terminal}
+    def failed() -> str:
+        if "work" not in seen or whose == "wait's timeout":
+            return ""
+        status = seen["work"].is_success(), seen["work"].exception() is not None
+        return unlike(
+            "is_success() of a Work that failed, and whether it has an exception(), are", status, (False, True)
+        )
+
+    return {first: nobody, second: again, after: terminal, held: failed}
 
 
 def _slow_name(scenario: Scenario) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from conformance.programs.operations.judging import Truth, wrong_values
 from conformance.programs.operations.memory import Arena
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import own_seconds
 
 #: Operations that no rank can finish before every rank has come.
 OF_ALL = (
@@ -154,6 +155,7 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
 _STATUS = (
     "is_success() of all_reduce after wait()", "exception() of all_reduce after wait()",
     "result() of all_reduce after wait()", "wait(timeout) of all_reduce in time",
+    "is_completed() of barrier without wait()",
 )  # fmt: skip
 
 
@@ -161,6 +163,7 @@ _STATUS = (
     "status_of_works", always(*_STATUS),
     speaks_for={
         _STATUS[0]: ("WORK-06",), _STATUS[1]: ("WORK-06",), _STATUS[2]: ("WORK-08",), _STATUS[3]: ("WORK-04",),
+        _STATUS[4]: ("WORK-03",),
     },
 )  # fmt: skip
 def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
@@ -186,9 +189,21 @@ def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
         answer = work.wait(timedelta(seconds=60))
         return unlike("wait(timeout) gave", answer, True) or unlike("sum", tensor.tolist(), [float(ctx.world_size)] * 4)
 
+    def barrier() -> str:
+        work: Any = dist.barrier(group=ctx.process_group, async_op=True)
+        for _ in own_seconds(_PATIENCE.total_seconds(), pause_s=0.01):
+            if work.is_completed():
+                break
+        asked = work.is_completed()
+        work.wait()
+        return unlike(
+            "is_completed() of barrier, before wait() and after it, is", (asked, work.is_completed()), (True, True)
+        )
+
     return {
         _STATUS[0]: lambda: unlike("is_success() is", done()[0].is_success(), True),
         _STATUS[1]: lambda: unlike("exception() is", done()[0].exception(), None),
         _STATUS[2]: result,
         _STATUS[3]: in_time,
+        _STATUS[4]: barrier,
     }

@@ -40,6 +40,17 @@ class is_done_when_waited_for(WorkAround):
         return self.waited
 
 
+@spoils("barrier")
+def never_ends_barriers(group: Any, call: Any, *options: Any) -> Any:
+    """BUG: is_completed() of a barrier is False for ever."""
+
+    class Endless(WorkAround):
+        def is_completed(self) -> bool:
+            return False
+
+    return Endless(call(*options))
+
+
 @spoils_work("is_completed", *_COLLECTIVES)
 def asks_in_vain(work: WorkAround, is_completed: Any) -> bool:
     """BUG: is_completed() waits until it is so."""
