@@ -131,8 +131,8 @@ def check(results: Path, suite: Suite, since: Path | None = None, *, unsigned: b
     """Return what is wrong with the reports below `results`, a sentence each.
 
     Every report must be where it belongs, signed (unless `unsigned`), and agree with itself. With `since`, the folder
-    as it was before, what was stored must still be there, unchanged, and a report that is new must be one that `accept`
-    takes: older ones may speak of scenarios that this release no longer has.
+    as it was before, what was stored must still be there, unchanged, signed or not, and a report that is new must be
+    one that `accept` takes: older ones may speak of scenarios that this release no longer has.
     """
     wrong = list(_strange_files(results))
     for folder in _folders(results):
@@ -154,9 +154,10 @@ def _about_a_place(folder: Path, place: str, suite: Suite, since: Path | None, *
         return
     if belongs != place:
         yield f"its place is {belongs}: `ddp-conformance report accept` puts a report there"
-    if not submission.signed_by and not unsigned:
+    was_there = since is not None and (since / place).exists()
+    if not submission.signed_by and not unsigned and not was_there:
         yield _UNSIGNED
-    if since is None or (since / place).exists():
+    if since is None or was_there:
         yield from about_the_counts(submission.report)
         return
     yield from objections(submission.report, suite)
