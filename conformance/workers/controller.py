@@ -127,6 +127,14 @@ class Controller:
 
         return Pending(observations)
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the controller keeps: those that run, that wait for another scenario or are forked ahead."""
+        return sum(pool.num_ranks for pool in self._pools())
+
+    def _pools(self) -> list[Pool]:
+        return [*self._busy, *self._ahead.values(), *itertools.chain.from_iterable(self._idle.values())]
+
     def _asked_for(self, scenario: Scenario) -> Inspection:
         """Return what to show of a scenario; what is tried again is not debugged again."""
         if scenario.program == "replica":
@@ -148,7 +156,7 @@ class Controller:
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
         if self._zygote is self._lent:
-            for pool in [*self._busy, *self._ahead.values(), *itertools.chain(*self._idle.values())]:
+            for pool in self._pools():
                 pool.close()
         else:
             self._zygote.close()

@@ -53,6 +53,11 @@ class Pool:
         self._after: tuple[str, ...] = ()
 
     @property
+    def num_ranks(self) -> int:
+        """How many ranks the pool has on this host."""
+        return len(self._seats)
+
+    @property
     def is_whole(self) -> bool:
         """Whether every rank lives, as far as the zygote has reported."""
         return not self._zygote.gone and all(self._zygote.exit_status(seat) is None for seat in self._seats.values())
