@@ -21,6 +21,7 @@ from conformance.spec.catalogue import load_catalogue
 
 if TYPE_CHECKING:
     from conformance.run.exploration import Exploration
+    from conformance.run.outcome import Outcome
 
 _MOST_PAIRS_SHOWN = 8
 _MOST_NOT_JUDGED_SHOWN = 3
@@ -104,15 +105,14 @@ def command(
             last_said = now
             click.echo(f"{run}, {now - began:.0f} s of at most {seconds:.0f} s", err=True)
 
-    def show(deviation: Deviation) -> None:
-        text = keep_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-        console.print(
-            f"Composed of: {', '.join(sorted(deviation.features)) or 'nothing but a plain step'}."
-            f" Shrunk from {deviation.drawn}."
-            + ("" if deviation.always_fails else " It did not fail every time: replay it with --times.") + "\n",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+    def show(outcome: Outcome, how_found: str) -> None:
+        text = keep_failure(outcome, subject.typed, source, load_catalogue(), folder)
+        console.print(f"{text}\n{how_found}\n", highlight=False, markup=False, soft_wrap=True)
+
+    def show_deviation(deviation: Deviation) -> None:
+        composed = ", ".join(sorted(deviation.features)) or "nothing but a plain step"
+        at_times = "" if deviation.always_fails else " It did not fail every time: replay it with --times."
+        show(deviation.outcome, f"Composed of: {composed}. Shrunk from {deviation.drawn}.{at_times}")
 
     console.print(f"Seeds: {', '.join(map(str, seeds))}", highlight=False, soft_wrap=True)
     with (
@@ -125,29 +125,36 @@ def command(
         shared.await_ready()
         found = explore(
             open_runner, examples=examples, seeds=seeds, world_sizes=world_sizes, budget_s=seconds,
-            most_failures=most_failures, jobs=jobs, on_judged=say, on_deviation=show,
+            most_failures=most_failures, jobs=jobs, on_judged=say, on_deviation=show_deviation,
         )  # fmt: skip
+    for example, outcome in found.unshrunk.items():
+        show(outcome, f"This is {example} as it was drawn: the exploration ended before it was shrunk.")
     for line in summary(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if isinstance(found.broken_by, KeyboardInterrupt):
         click.get_current_context().exit(EXIT_INTERRUPTED)
     if found.broken_by:
         raise found.broken_by
-    if found.deviations or not found.num_judged:
+    if found.num_failed or not found.num_judged:
         click.get_current_context().exit(EXIT_FAILED)
 
 
 def summary(found: Exploration) -> list[str]:
     """Return the lines that end an exploration: what was judged, how fast, and what it covered."""
     right = found.num_judged - found.num_refused - found.num_failed
-    none = {0: "None failed.", 1: "The failure above is the simplest one found."}
+    num_shown = len(found.deviations) + len(found.unshrunk)
+    end = {
+        0: "None failed.",
+        1: "The failure above is the simplest one found.",
+    }.get(num_shown, f"The {num_shown} failures above are the simplest ones found.")
+    if found.unshrunk:
+        end = f"{counted(num_shown, 'failure')} above; all ended before {len(found.unshrunk)} could be shrunk."
     lines = [
         f"Judged {counted(found.num_judged, 'training')} ({found.per_minute:.0f} a minute): {right} right,"
         f" {found.num_refused} refused by every rank, {found.num_failed} failed. "
         f"Not judged: {len(found.not_judged)}; left out for a failure found before: {found.num_known}.",
         f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
-        f" {'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}. "
-        + none.get(len(found.deviations), f"The {len(found.deviations)} failures above are the simplest ones found."),
+        f" {'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}. " + end,
     ]
     for one in found.not_judged[:_MOST_NOT_JUDGED_SHOWN]:
         lines.append(f"Not judged, for instance: {one.example}, {one.verdict.value}: {one.why}")

@@ -58,12 +58,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An example that has run, `why` it has its verdict, and whether every rank refused it."""
+    """An example that has run, `why` it has its verdict, whether every rank refused it, and what came of a failure."""
 
     example: Example
     verdict: Verdict
     why: str
     was_refused: bool
+    failure: Outcome | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Exploration:
     num_known: int = 0
     duration_s: float = 0.0
     deviations: list[Deviation] = field(default_factory=list)
+    #: By the name of the example, the failures that were not shrunk before all ended.
+    unshrunk: dict[str, Outcome] = field(default_factory=dict)
     not_judged: list[Judged] = field(default_factory=list)
     covered: set[Pair] = field(default_factory=set)
     possible: frozenset[Pair] = frozenset()
@@ -117,7 +120,9 @@ class Exploration:
             return
         self.num_judged += 1
         self.num_refused += judged.was_refused
-        self.num_failed += judged.verdict.is_failure
+        if judged.failure:
+            self.num_failed += 1
+            self.unshrunk[str(judged.example)] = judged.failure
         self.covered |= pairs_of(judged.example.scenario)
 
 
@@ -164,7 +169,9 @@ def explore(
                     running.discard(str(one.example))
                     found.add(one)
                     on_judged(one)
-                elif not found.knows(one.features):  # another lane may have been faster
+                    continue
+                del found.unshrunk[str(one.drawn)]
+                if not found.knows(one.features):  # another lane may have been faster
                     found.deviations.append(one)
                     on_deviation(one)
                     if len(found.deviations) >= most_failures:
@@ -202,8 +209,9 @@ def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Jud
     with open_runner() as runner:
         for example in examples:
             outcome = runner.run(example.scenario)
-            yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome))
-            if _fails(outcome):
+            failure = outcome if _fails(outcome) else None
+            yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome), failure)
+            if failure:
                 yield _shrunk(runner, example, outcome)
 
 

@@ -302,6 +302,22 @@ def test_ctrl_c_leaves_what_is_known() -> None:
     assert isinstance(found.broken_by, KeyboardInterrupt)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_not_shrunk_in_time_is_told(jobs: int) -> None:
+    def interrupt(judged: Judged) -> None:
+        if judged.failure:
+            raise KeyboardInterrupt
+
+    found = explore(
+        in_hand(Imagined(fails_with({"block sparse"}))), examples=200, seeds=[3], jobs=jobs, on_judged=interrupt
+    )
+    assert (found.num_failed, found.deviations) == (1, [])
+    ((example, outcome),) = found.unshrunk.items()
+    assert example.endswith("of seed 3")
+    assert outcome.subject.verdict.is_failure
+    assert any("1 failure above; all ended before 1 could be shrunk." in line for line in summary(found))
+
+
 @pytest.mark.nightly
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
