@@ -131,24 +131,22 @@ class Reducer(ReducerSurface):
         outputs = list(outputs)
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._local.num_triggers += 1
-        tensors = [tensor for tensor in outputs if tensor.requires_grad]
         self._handle(Event.FORWARD)
         iteration = self.reduction.iteration
         iteration.num_forwards += 1
         iteration.context_id = current_distributed_context_id()
         if (self.usage.follows_local or self._hooks.shared()) and backwards.have_an_order():
-            iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+            iteration.know_outputs(outputs)
         self._hooks.captures = iteration.context_id is not None
         self.parts.early_moves.movable = iteration.context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.search.nodes)
-        iteration.is_announced |= self._hooks.on_backward(tensors, partial(self._output_reached, self.in_use()))
+        iteration.is_announced |= self._hooks.on_backward(outputs, partial(self._output_reached, self.in_use()))
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.usage.follows_local = True
-        tensors = [tensor for tensor in outputs if tensor.requires_grad]
-        self._hooks.on_backward(tensors, partial(self._local.begin, self._local.num_triggers))
+        self._hooks.on_backward(outputs, partial(self._local.begin, self._local.num_triggers))
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
@@ -167,13 +165,14 @@ class Reducer(ReducerSurface):
 
     def wrapper_is_gone(self) -> None:
         """Average only the backward of outputs that are left; hold no more of the wrapper's."""
-        self._local.is_orphan, self.reduction.iteration.outputs, self.before_backward = True, (), lambda: None
+        self._local.is_orphan, self.before_backward = True, lambda: None
+        self.reduction.iteration.outputs.clear()
 
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
-        self.reduction.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
+        self.reduction.iteration.outputs.clear()  # whose hooks hold this reducer: no garbage collection sees the circle
 
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
@@ -284,7 +283,7 @@ class Reducer(ReducerSurface):
         if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
         nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
-        return any(brought_by_backward([*self.reduction.iteration.outputs, *nodes])) or self._anchor.is_coming()
+        return any(brought_by_backward([*self.reduction.iteration.output_nodes, *nodes])) or self._anchor.is_coming()
 
     @one_thread_at_a_time
     def send_what_waits(self) -> None:
@@ -440,7 +439,7 @@ class Reducer(ReducerSurface):
         if not (refused := self.reduction.a_rank_refuses()):
             self.reduction.hand_out_averages()
         self.usage.end_iteration()
-        self.reduction.iteration.outputs = ()
+        self.reduction.iteration.outputs.clear()
         if self.telemetry.end() and is_verbose():
             milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:

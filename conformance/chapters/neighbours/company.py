@@ -39,7 +39,7 @@ LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
 #: A place for the user's collective besides those of `PLACES`: behind rank 0's forward, before every other rank's.
 STAGGERED = "staggered"
-BACKWARDS = ("once", "probed", "twice", "penalised", "forward_more")
+BACKWARDS = ("once", "probed", "twice", "penalised", "forward_more", "either")
 ORDERS = ("alike", "by_rank")
 
 
@@ -53,9 +53,10 @@ class Company:
     with as many elements as a bucket has. `others`: options of all wrappers but the first, on top of the scenario's.
     `hides`: branches lie behind a function that no search looks through. `hook`: "ready" or "talking" comm hooks.
     `backward`: "probed" by `torch.autograd.grad` before, on one rank alone; "twice" through the same graph; "penalised"
-    by the weights of branches that forward does not use; or behind "forward_more", one that one rank alone runs of the
-    last tower and drops. `order`: ranks run their wrappers' forwards in the same order or, once no forward
-    communicates, not.
+    by the weights of branches that forward does not use; behind "forward_more", one that one rank alone runs of the
+    last tower and drops; or of "either" of two forwards, which depends on the rank. `order`: ranks run their wrappers'
+    forwards in the same order or, once no forward communicates, not. `unlike`: each tower but the first has one more
+    parameter, which nobody uses, so that what wrappers exchange has different sizes.
     """
 
     layout: str = "side_by_side"
@@ -73,6 +74,7 @@ class Company:
     optimizer: str = "none"
     backward: str = "once"
     order: str = "alike"
+    unlike: bool = False
     num_steps: int = 4
 
     @staticmethod
@@ -231,15 +233,19 @@ class _Training:
             output: Tensor = turn.forward(self._tops[tower], given, uses[tower], behind)
             return output
 
-        if plan.layout == "nested":
-            outputs = [turn.forward(self._tops[-1], rows[0], uses, _Inner(self._user.behind_layer, plan.depth))]
-        elif plan.layout == "chained":
-            outputs = [forward(1, forward(0, rows[0]))]
-        elif plan.layout == "three":
-            outputs = [forward(2, forward(0, rows[0]) + forward(1, rows[1]))]
-        else:
+        def forwards() -> list[Tensor]:
+            if plan.layout == "nested":
+                return [turn.forward(self._tops[-1], rows[0], uses, _Inner(self._user.behind_layer, plan.depth))]
+            if plan.layout == "chained":
+                return [forward(1, forward(0, rows[0]))]
+            if plan.layout == "three":
+                return [forward(2, forward(0, rows[0]) + forward(1, rows[1]))]
             made = {tower: forward(tower, rows[tower]) for tower in plan.forwards(turn.rank, turn.step)}
-            outputs = [made[tower] for tower in range(plan.num_towers)]
+            return [made[tower] for tower in range(plan.num_towers)]
+
+        outputs = forwards()
+        if plan.backward == "either":
+            outputs = (outputs, forwards())[turn.rank % 2]
         if plan.backward == "forward_more" and turn.rank == turn.step % self._ctx.world_size:
             forward(plan.num_towers - 1, rows[-1])
         losses = [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
@@ -322,6 +328,8 @@ def _towers(plan: Company, seed: int, device: torch.device) -> list[Tower]:
     for index, tower in enumerate(towers):
         with_integer_weights(tower, seed, index).to(device)
         tower.hides, tower.checkpoints = plan.hides, plan.checkpoints
+        if plan.unlike and index:
+            tower.register_parameter("spare", nn.Parameter(torch.zeros(1, device=device)))
     return towers
 
 

@@ -170,6 +170,15 @@ class CountsItsOwnForwards(BucketReduction):
 
 
 @as_part
+class KnowsItsLastForwardOnly(Reducer):
+    """BUG: after a backward under `no_sync`, a wrapper knows its own one by the outputs of the last forward only."""
+
+    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+        self.reduction.iteration.outputs.clear()
+        super().prepare_for_backward(outputs)
+
+
+@as_part
 class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 

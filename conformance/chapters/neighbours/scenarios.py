@@ -136,6 +136,13 @@ def _local_of_another() -> Iterator[Scenario]:
             training = Training((Block(),), actions=actions, idle=idle, beside=Beside(shares=True)).to_json()
             slug = f"local-of-another-{dashed(idle)}-{how}"
             yield from _grid("NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training, needs=("no_sync",))
+    for how in ("grad", "stand_ins"):
+        actions = (Action("forward", "plain"), Action("transform", how), Action("backward", "together"))
+        blocks = (Block(when="rank_0_later"), Block())
+        training = Training(blocks, actions=(Action("no_sync", "nested"), *actions), nested="ignored").to_json()
+        slug = f"transformed-before-backward-{dashed(how)}"
+        needs = ("ignored_parameters", "no_sync")
+        yield from _grid("NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training, needs=needs)
 
 
 def _waiting() -> Iterator[Scenario]:
@@ -208,6 +215,10 @@ def _begun_apart() -> Iterator[Scenario]:
         layouts = each("layout", ("side_by_side", "shared") if order.slug != "alike" else ("side_by_side", "three"))
         unused = each("unused", ("later", "crosswise"))
         yield from _beside("NEIGH-13", "", (2, 3), always, order, backwards, layouts, unused)
+        unlike = arguments("unlike", unlike=True)
+        yield from _beside("NEIGH-13", "", 2, always, unlike, order, backwards, layouts, unused)
+        local, either = each("local", ("first", "all")), arguments("either", backward="either", num_steps=6)
+        yield from _beside("NEIGH-13", "", (2, 3), always, unlike, order, either, local, unused)
     staggered = arguments(collective=STAGGERED, unused="none")
     layouts = each("layout", ("alone", "side_by_side", "separate"))
     yield from _beside("NEIGH-14", "", (2, 3), _PAIR, staggered, layouts, (_PLAIN, _FIND, _STATIC))
