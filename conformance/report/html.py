@@ -210,9 +210,11 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
 
 
 def _columns(reports: Sequence[Report], folders: Sequence[Path | None]) -> tuple[Column, ...]:
+    short = [report.short_name for report in reports]
+    names = short if len(set(short)) == len(short) else [report.subject.name for report in reports]
     columns = [
-        Column(report.subject.name, report, is_native=False, folder=folder)
-        for report, folder in zip(reports, folders, strict=True)
+        Column(name, report, is_native=False, folder=folder)
+        for name, report, folder in zip(names, reports, folders, strict=True)
     ]
     if all(column.name != NATIVE for column in columns):
         columns += [Column("torch's DDP", report, is_native=True) for report in reports[:1] if report.native_verdicts]

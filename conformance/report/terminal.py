@@ -207,7 +207,7 @@ def chapters_table(report: Report, catalogue: Catalogue) -> Table:
     table.add_column("chapter", no_wrap=True)
     table.add_column("passed", no_wrap=True)
     table.add_column("scenarios", justify="right")
-    table.add_column(_short(report))
+    table.add_column(report.short_name)
     if with_native:
         table.add_column("torch's DDP")
     groups = {group.chapter: group for group in groups_of(report)}
@@ -229,7 +229,7 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("requirement", ratio=1)
     table.add_column("scenarios", justify="right")
-    table.add_column(_short(report), no_wrap=True)
+    table.add_column(report.short_name, no_wrap=True)
     if with_native:
         table.add_column("torch's DDP", no_wrap=True)
     for chapter in catalogue.chapters:
@@ -369,7 +369,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         f" {counted(totals.requirements, 'requirement')}{' (one scenario may serve several)' * several}",
         highlight=False,
     )
-    console.print(f"{_short(report)}: {report.counts}", highlight=False)
+    console.print(f"{report.short_name}: {report.counts}", highlight=False)
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
     _print_unsupported(console, report)
@@ -388,13 +388,13 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif report.is_green and report.num_excused:
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
-        console.print(f"{_short(report)} {kept(report)}.", style="bold green", highlight=False)
+        console.print(f"{report.short_name} {kept(report)}.", style="bold green", highlight=False)
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:
         console.print(_nothing_passed(report), style="bold red", highlight=False)
     else:
-        console.print(f"{_failed(report)}. {_short(report)} {kept(report)}.", style="bold red", highlight=False)
+        console.print(f"{_failed(report)}. {report.short_name} {kept(report)}.", style="bold red", highlight=False)
 
 
 def _failed(report: Report) -> str:
@@ -428,7 +428,3 @@ def _nothing_passed(report: Report) -> str:
         them = "what failed was known to fail" if excused > 1 else "the one that failed was known to"
         return f"{said}: {them}. Select more scenarios, or leave out --baseline and --expectations to see why it fails."
     return f"{said}. Select scenarios that need no more than what is declared."
-
-
-def _short(report: Report) -> str:
-    return report.subject.name.rpartition(":")[2]

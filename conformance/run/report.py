@@ -149,6 +149,11 @@ class Report:
         return replace(report, green=report.is_green)
 
     @property
+    def short_name(self) -> str:
+        """The subject's name without its module."""
+        return self.subject.name.rpartition(":")[2]
+
+    @property
     def failures(self) -> tuple[Outcome, ...]:
         """The scenarios that keep the report from being green."""
         return tuple(outcome for outcome in self.scenarios if outcome.is_failure)
