@@ -1,4 +1,4 @@
-"""The pytest front: `pytest --pyargs conformance -n 2 -k buckets --ddp my_package:MyDDP`.
+"""The pytest front: `pytest --pyargs conformance -n 2 -k buckets --ddp my_pkg:MyDDP`.
 
 pytest imports this module in every session of every project on the machine, so it imports nothing but pytest at the
 top; the harness and torch are imported by the first scenario that runs.

@@ -69,7 +69,7 @@ def command(
     ddp-conformance replay failure.json --ddp torch
     ddp-conformance replay failure.json --times 100
     ddp-conformance replay failure.json --step 1
-    ddp-conformance replay failure.json --ddp my_package:MyDDP --pdb 0
+    ddp-conformance replay failure.json --ddp my_pkg:MyDDP --pdb 0
     """
     scenario = read_scenario(file)
     terminal = ""

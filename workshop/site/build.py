@@ -77,7 +77,6 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
         "definition.md": definition_page(DEFINITION, passages),
         "decisions/index.md": _decisions(),
-        **({} if (workshop.ROOT / "docs/glossary.md").exists() else {"glossary.md": _glossary()}),
     }
 
 
@@ -87,11 +86,6 @@ def _decisions() -> str:
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         rows.append(f"- [{title}]({file.name})")
     return "\n".join(["# Decisions", "", *rows]) + "\n"
-
-
-def _glossary() -> str:
-    readme = (workshop.ROOT / "README.md").read_text(encoding="utf-8")
-    return "# Glossary\n" + readme.partition("## Glossary\n")[2].partition("\n## ")[0]
 
 
 def _show_sources(out: Path) -> int:

@@ -116,7 +116,7 @@ def _scenarios(one: Requirement, scenarios: Sequence[Scenario]) -> list[str]:
     return [
         f"{len(scenarios)} in all: {told}. Run them on your DDP:",
         "",
-        f"    ddp-conformance run {one.id} --ddp my_package:MyDDP",
+        f"    ddp-conformance run {one.id} --ddp my_pkg:MyDDP",
         "",
         "| options of the DDP | scenarios |",
         "|---|--:|",
