@@ -16,6 +16,8 @@ from conformance.verdict import Finding, Verdict
 _TAIL_LINES = 8
 _MOST_REPORTS = 4  # of one rank: what follows from the first one says little
 _STACK_LINES = 16  # stacks are printed with the most recent call first
+#: The innermost frame of a pool's thread that has nothing to do.
+_IDLE = re.compile(r"\A[^\n]*\n[^\n]*concurrent/futures/thread\.py[^\n]* in _worker")
 #: Frames of the harness, which are on every stack and tell nothing about the subject.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
 
@@ -326,12 +328,19 @@ def _tracebacks(raised: list[Observation]) -> list[str]:
 def _attachments(observation: Observation) -> list[str]:
     texts = []
     if observation.stack:
-        frames = [line for line in observation.stack.splitlines() if not any(part in line for part in OUR_FRAMES)]
+        frames = [line for line in _busy_first(observation.stack) if not any(part in line for part in OUR_FRAMES)]
         texts.append(f"Rank {observation.rank}'s stack:\n{block(frames[:_STACK_LINES])}")
     if observation.stderr.strip():
         tail = observation.stderr.strip().splitlines()[-_TAIL_LINES:]
         texts.append(f"End of rank {observation.rank}'s stderr:\n{block(tail)}")
     return texts
+
+
+def _busy_first(stack: str) -> list[str]:
+    """Return the stacks line by line: the main thread's first, which stands last, and none of idle pools."""
+    threads = re.split(r"\n\s*\n", stack.strip("\n"))
+    busy = [thread for thread in reversed(threads) if not _IDLE.search(thread)]
+    return "\n\n".join(busy or threads).splitlines()
 
 
 def _all_attachments(observations: list[Observation]) -> list[str]:

@@ -38,13 +38,15 @@ def refused_calls(ctx: RankContext) -> None:
 
     All ranks run it.
     """
+    refused = ""
     for mistake in CASES[str(ctx.arguments["case"])]:
-        with ctx.phase(mistake.name):
-            with ctx.catching(mistake.name):
-                works = mistake.call(ctx)
-                for work in works if isinstance(works, list) else [works]:
-                    if isinstance(work, dist.Work):
-                        work.wait()
+        with ctx.phase(mistake.name + refused), ctx.catching(mistake.name):
+            works = mistake.call(ctx)
+            for work in works if isinstance(works, list) else [works]:
+                if isinstance(work, dist.Work):
+                    work.wait()
+        refused = f", after {mistake.name}"
+        with ctx.phase(f"all_reduce{refused}"):
             ctx.observe(f"all_reduce after {mistake.name}", _wrong_sum(ctx))
 
 

@@ -208,6 +208,15 @@ def test_stacks_show_the_most_recent_calls_without_ours() -> None:
     assert "line 39 in call" not in finding.explanation
 
 
+def test_the_main_thread_comes_first_and_idle_threads_of_pools_do_not_come() -> None:
+    idle = '  File "lib/concurrent/futures/thread.py", line 81 in _worker\n  File "threading.py", line 9 in run\n'
+    threads = [idle, '  File "group.py", line 7 in carry_out\n' + idle, '  File "user.py", line 3 in wait\n']
+    stack = "\n".join(f"Thread 0x{number} (most recent call first):\n{text}" for number, text in enumerate(threads))
+    told = _check("no_hang", ended(0, "hung", stack=stack), returned(1)).explanation
+    assert "Thread 0x0" not in told
+    assert told.index("user.py") < told.index("group.py")
+
+
 def test_long_messages_are_cut_in_the_summary() -> None:
     finding = _check("no_exception", returned(0), raised(1, ValueError("no " * 200 + "\nmore")))
     assert len(finding.summary) < 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -147,6 +148,26 @@ def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None
     moved = wrong_values(gather, slot, gather.received(slot).flip(0), "x")
     assert moved.endswith("; the right values stand in wrong places")
     assert without_reading(moved) + "; the right values stand in wrong places" == moved
+
+
+@pytest.mark.parametrize(("cell", "mistake", "words"), [
+    (Cell("all_reduce", "float64", "AVG", numel=1), lambda right: right / 2, "the sum divided by 6, not by 3, the group"),
+    (Cell("all_reduce", "bfloat16", "AVG"), lambda right: right * 3 / 4, "the sum divided by 4, not by 3, the group's"),
+    (Cell("all_reduce", "float32"), lambda right: right * 3, "it holds the sum multiplied by 3"),
+    (Cell("all_reduce", "float32"), lambda right: right / 5, "it holds the sum divided by 5"),
+    (Cell("all_reduce", "int64", "MAX"), lambda right: right.double().long(), "converted to float64 and back"),
+    (Cell("broadcast", "int64", numel=1), lambda right: right.int().long(), "converted to int32 and back"),
+    (Cell("broadcast", "complex128"), lambda right: right.to(torch.complex64).to(right.dtype), "to complex64 and back"),
+])  # fmt: skip
+def test_wrong_arithmetic_is_named(cell: Cell, mistake: Callable[[torch.Tensor], torch.Tensor], words: str) -> None:
+    truth = Truth(cell, Place(0, 3))
+    (blocks,) = cell.what.outputs(truth.place)
+    right = truth.received(blocks)
+    told = wrong_values(truth, blocks, mistake(right).to(right.dtype), "x")
+    assert words in told
+    one_off = mistake(right).to(right.dtype)
+    one_off[-1] = 3
+    assert words not in wrong_values(truth, blocks, one_off, "x")  # it must explain every element
 
 
 def test_what_was_not_written_is_said_only_where_the_fill_is_no_value() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conformance.programs.operations.arithmetic import converted, scaled
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel
@@ -33,7 +34,7 @@ class Truth:
 
     def received(self, blocks: Blocks) -> Tensor:
         """Return what an output with these blocks must hold, flat."""
-        return torch.cat([self._received(block) for block in blocks])
+        return torch.cat([self.of_block(block) for block in blocks])
 
     def numel(self, block: Block) -> int:
         """Return how many elements the block has."""
@@ -67,7 +68,8 @@ class Truth:
         """Return what every rank passes for the block's target."""
         return [self.of_rank(source, block) for source in range(self.place.size)]
 
-    def _received(self, block: Block) -> Tensor:
+    def of_block(self, block: Block) -> Tensor:
+        """Return what an output must hold where `block` is."""
         if block.source == SUMMED:
             return reduced(self.all_parts(block), self.cell.reduction, FACTOR)
         return self.of_rank(self.place.rank if block.source == UNTOUCHED else block.source, block)
@@ -128,6 +130,9 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         where = "" if len(blocks) == 1 else "the part in which it is "
         if instead := _other_reduction(truth, block, part, wrong):
             return f"; {where or 'it '}holds {instead}"
+        factor = scaled(truth.cell.reduction, truth.all_parts(block), part) if block.source == SUMMED else ""
+        if instead := factor or converted(truth.of_block(block), part):
+            return f"; {where or 'it '}holds {instead}"
         for meaning, value in _candidates(truth, block):
             if value.numel() and value.dtype == part.dtype and bool(_same(value, part, as_bits=True)[wrong].all()):
                 return f"; {where or 'it '}holds {meaning}"
@@ -147,9 +152,6 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
         for source in range(size) if cell.reduction != "AVG" else ():
             twice = reduced([*parts, parts[source]], cell.reduction, FACTOR)
             yield f"the {cell.reduction} with rank {source}'s part in it twice", twice
-        if cell.reduction == "AVG" and cell.dtype in ("float32", "float64"):
-            total = reduced(parts, "SUM")
-            yield "the sum divided by something else than the group's size", total / max(1, total.numel())
     for target in (ALL, *range(size)):
         for source in range(size):
             other_block = Block(source, target, block.length)

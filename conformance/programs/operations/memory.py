@@ -65,7 +65,7 @@ class Arena:
         return f"{len(found)} byte(s) outside of it changed, the first at byte {offset} from its start"
 
     def changed(self) -> str:
-        """Return how many elements of the tensor are no longer what they were, as a clause; empty if all are."""
+        """Return how many elements of the tensor changed, and the first of them, as a clause; empty if none did."""
         place = (self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
         if not self.tensor.numel():
             return ""
@@ -73,7 +73,14 @@ class Arena:
         if torch.equal(now, then):
             return ""
         differs = now != then
-        return f"{int(differs.sum())} of {self.tensor.numel()} elements changed"
+        first = int(differs.reshape(self.tensor.numel(), -1).any(1).nonzero()[0])
+        old, new = (
+            memory.view(self.tensor.dtype).as_strided(*place).reshape(-1) for memory in (self.before, self.memory)
+        )
+        return (
+            f"{int(differs.sum())} of {self.tensor.numel()} elements changed, the first, number {first}, from"
+            f" {old} to {new}"
+        )
 
 
 def shaped(numel: int, layout: str) -> tuple[int, ...]:

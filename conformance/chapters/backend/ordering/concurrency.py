@@ -39,10 +39,19 @@ def _check(ctx: RankContext, tensor: torch.Tensor, number: int, members: list[in
     wrong = tensor[tensor != expected]
     if not wrong.numel():
         return ""
-    other = next((n for n in range(200) if bool((tensor == _total(ctx, n, members)).all())), None)
-    return f"all_reduce {number} of {tensor.numel()} elements: expected {expected:g}, got {float(wrong[0]):g}" + (
-        f", which is the sum of all_reduce {other}" if other is not None else ""
+    return (
+        f"all_reduce {number} of {tensor.numel()} elements: {wrong.numel()} are wrong, expected {expected:g},"
+        f" got {float(wrong[0]):g}{_instead(ctx, float(wrong[0]), members)}"
     )
+
+
+def _instead(ctx: RankContext, got: float, members: list[int] | None) -> str:
+    """Return of which all_reduces a wrong sum is made, as the end of a sentence; empty if of none."""
+    numbers, rest = divmod(got - _total(ctx, 0, members), 100)
+    if rest or not 0 <= numbers < 200 * ctx.world_size:
+        return ""
+    number, others = divmod(int(numbers), len(members or range(ctx.world_size)))
+    return f", which is the sum of all_reduce {number}" if not others else ", a sum of parts of different all_reduces"
 
 
 def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float]) -> str:
