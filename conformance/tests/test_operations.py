@@ -151,7 +151,7 @@ def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None
 
 
 @pytest.mark.parametrize(("cell", "mistake", "words"), [
-    (Cell("all_reduce", "float64", "AVG", numel=1), lambda right: right / 2, "the sum divided by 6, not by 3, the group"),
+    (Cell("all_reduce", "float64", "AVG", numel=1), lambda right: right / 2, "the sum divided by 6, not by 3, the"),
     (Cell("all_reduce", "bfloat16", "AVG"), lambda right: right * 3 / 4, "the sum divided by 4, not by 3, the group's"),
     (Cell("all_reduce", "float32"), lambda right: right * 3, "it holds the sum multiplied by 3"),
     (Cell("all_reduce", "float32"), lambda right: right / 5, "it holds the sum divided by 5"),

@@ -29,8 +29,7 @@ def scaled(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
         return f"the sum divided by {divisor}" + (f", not by {size}, the group's size" if op == "AVG" else "")
     if 1 < factor <= most and _close(total * factor, got):
         return f"the sum multiplied by {factor}"
-    first = torch.stack([(part / size).double() for part in parts]).sum(0).to(got.dtype) * size
-    if op == "SUM" and torch.equal(first, got):
+    if op == "SUM" and bool(_added_in_some_order([part / size for part in parts], size, got).all()):
         return "the sum of what was divided by the group's size first and multiplied afterwards, so that bits were lost"
     return ""
 
@@ -46,6 +45,18 @@ def converted(expected: Tensor, got: Tensor) -> str:
         if torch.equal(expected.to(dtype).to(expected.dtype), got):
             return f"the right values converted to {name} and back"
     return ""
+
+
+def _added_in_some_order(parts: Sequence[Tensor], factor: int, got: Tensor) -> Tensor:
+    """Return which elements of `got` are `factor` times the sum of `parts`, from some rank on, rounded at each step."""
+    found = torch.zeros_like(got, dtype=torch.bool)
+    for start in range(len(parts)):
+        for step in (1, -1):
+            total = parts[start]
+            for number in range(1, len(parts)):
+                total = total + parts[(start + step * number) % len(parts)]
+            found |= total * factor == got
+    return found
 
 
 def _close(wanted: Tensor, got: Tensor) -> bool:

@@ -74,9 +74,8 @@ class Arena:
             return ""
         differs = now != then
         first = int(differs.reshape(self.tensor.numel(), -1).any(1).nonzero()[0])
-        old, new = (
-            memory.view(self.tensor.dtype).as_strided(*place).reshape(-1) for memory in (self.before, self.memory)
-        )
+        memories = (memory.view(self.tensor.dtype) for memory in (self.before, self.memory))
+        old, new = (memory.as_strided(*place).reshape(-1)[first].item() for memory in memories)
         return (
             f"{int(differs.sum())} of {self.tensor.numel()} elements changed, the first, number {first}, from"
             f" {old} to {new}"

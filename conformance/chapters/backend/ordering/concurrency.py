@@ -47,11 +47,13 @@ def _check(ctx: RankContext, tensor: torch.Tensor, number: int, members: list[in
 
 def _instead(ctx: RankContext, got: float, members: list[int] | None) -> str:
     """Return of which all_reduces a wrong sum is made, as the end of a sentence; empty if of none."""
-    numbers, rest = divmod(got - _total(ctx, 0, members), 100)
-    if rest or not 0 <= numbers < 200 * ctx.world_size:
+    size = len(members or range(ctx.world_size))
+    hundreds, ones = divmod(int(got), 100)
+    if got < 0 or not size <= ones <= size * ctx.world_size:  # each part is a number of hundreds, and its rank's one
         return ""
-    number, others = divmod(int(numbers), len(members or range(ctx.world_size)))
-    return f", which is the sum of all_reduce {number}" if not others else ", a sum of parts of different all_reduces"
+    if got == _total(ctx, hundreds // size, members):
+        return f", which is the sum of all_reduce {hundreds // size}"
+    return f", a sum of parts of {'' if hundreds % size else 'the wrong ranks or of '}different all_reduces"
 
 
 def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float]) -> str:
