@@ -14,10 +14,10 @@ from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import seconds_of
 
 _NAMES = ("a process that has called all_reduce and exits without destroy_process_group",)
-#: An interpreter that has nothing left to do ends within this time.
+#: An interpreter that has nothing left to do ends within this time, not counting what it waits for a processor.
 _PATIENCE_S = 4.0
 #: So long the first rank waits for the others before it removes where their processes met.
 _OTHERS = timedelta(seconds=30)
@@ -49,7 +49,7 @@ def exits_without_destroy(ctx: RankContext) -> Mapping[str, Trial]:
             while child.poll() is None and not exits_now.exists():  # as long as the scenario may last
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_PAUSE_S)
-            for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S):
+            for _ in seconds_of([child.pid], _PATIENCE_S, pause_s=_PAUSE_S):
                 if child.poll() is not None:
                     break
             return _wrong(child.poll(), summed=exits_now.exists(), said=log.read_text(errors="replace"))
