@@ -15,7 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.composed import numerics
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
-from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
+from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED
+from conformance.composed.trainee import JOIN_TURNS, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.errors import instance
 from conformance.observation import Raised
@@ -155,7 +156,7 @@ def _idle_forwards_may_require_gradients(ctx: RankContext, trainee: Trainee, end
     synchronised = set(_synchronised_forwards(Training.of(ctx.scenario)))
     alone = ctx.world_size == 1 or not any(ctx.scenario.options.get(name) for name in _ALLOW_IDLE_RANKS)
     must, idle = dict(end), dict[str, Any]()
-    for number in trainee.idle_forwards:
+    for number in trainee.observables.idle_forwards:
         if (seen := end.get(name := f"forward {number}")) is None:
             continue
         parts = [part for part in seen if part.startswith("output") and part.endswith(": requires_grad")]

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import gc
 import pickle
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,40 +15,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from conformance.composed.changes import CHANGES, Changes, block_of, is_meant, unit_of
 from conformance.composed.exchanges import AllReduce, Exchanges
 from conformance.composed.modules import (
     ROWS,
-    SMALL_UNIT,
     UNIT,
     WIDTH,
     Composed,
     DeliberateError,
     Where,
-    make_block,
     rows_of,
     step_by_whole_numbers,
-    with_small_weights,
 )
 from conformance.composed.numerics import SmallGradients
+from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED, Observables, Sight, values_of
 from conformance.composed.surroundings import Surroundings
-from conformance.composed.training import Action, Block, Training
+from conformance.composed.training import Action, Training
 from conformance.composed.transforms import TRANSFORMS
 from conformance.errors import instance
 from conformance.models.integers import integers
-from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What a training shows at a moment; `synchronised`: a synchronised backward ran since the sight before."""
-
-    name: str
-    facts: Mapping[str, Any]
-    synchronised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +58,6 @@ class Wrapping:
     all_reduce: AllReduce
 
 
-#: The actions after which there are facts to look at.
-OBSERVED = ("backward", "no_sync", "step", "join", "wrapper", "transform")
-#: When a training looks at what it can observe besides.
-CONSTRUCTED, AT_THE_END = "constructed", "at the end"
 #: How many iterations the ranks with most data have in a join context.
 JOIN_TURNS = 2
 _GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -106,10 +89,7 @@ class Trainee:
         with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
             module = Composed(training, seed).to(device)
             self.beside: Any = self._make_beside(module)
-        self._process = of_process()
-        self._within = f"blocks.{training.nested_block}"  # a wrapper within has attributes of its own, and a type
-        own = (f"{self._within}:", f"{self._within}.")
-        self._belongings = {each for each in belongings(module) if not each.startswith(own)}
+        self.observables = Observables(module, training.nested_block)
         self._wrapping = wrapping
         _wrap_within(training, module, wrapping.within)
         self._module = module
@@ -120,15 +100,10 @@ class Trainee:
         self._around = Surroundings(training.around)
         self._exchanges = Exchanges(training, rank, device, wrapping.all_reduce)
         self._pending: list[_Pending] = []
-        self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
-        #: The forwards in which the module has returned nothing that requires a gradient.
-        self.idle_forwards: list[int] = []
         self._has_synchronised = False
-        self._seen: dict[str, Any] = {}
         self._transformed: Mapping[str, Any] = {}
-        self._made: list[tuple[int, weakref.ref[Tensor]]] = []
-        self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self._changes = Changes(training, rank, seed, device, module)
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
         # A loss that has something else to train, too, has a backward wherever forward used no parameter.
         self._outside = torch.ones((), device=device, requires_grad=True) if training.idle else None
@@ -160,44 +135,25 @@ class Trainee:
 
     def play(self) -> Iterator[Sight]:
         """Do all actions; yields what there is to look at. All ranks must play it."""
-        yield Sight(CONSTRUCTED, self.observables())
+        yield Sight(CONSTRUCTED, self.observables.of(self.module, self._num_forwards))
         with self._around:
             for index, action in enumerate(self._training.all_actions):
                 self._has_synchronised = False
-                getattr(self, f"_{action.kind}")(action)
+                if action.kind in CHANGES:
+                    self._change(action)
+                else:
+                    getattr(self, f"_{action.kind}")(action)
                 if action.kind in OBSERVED:
                     yield Sight(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
-        yield Sight(AT_THE_END, self.observables())
+        yield Sight(AT_THE_END, self.observables.of(self.module, self._num_forwards))
 
     def facts(self) -> Mapping[str, Any]:
         """Return copies of all parameters, gradients and buffers by name, and what was exchanged since the last."""
-        found: dict[str, Any] = _values("", self.module)
+        found: dict[str, Any] = values_of(self.module)
         if self.module_beside is not None:
-            found |= _values("beside: ", self.module_beside)
+            found |= values_of(self.module_beside, "beside: ")
         transformed, self._transformed = self._transformed, {}
         return {**found, **self._exchanges.take(), **transformed}
-
-    def observables(self) -> Mapping[str, Any]:
-        """Return what the training can observe besides, see `observable`; of the process, what changed since."""
-        changed = {name: value for name, value in of_process().items() if value != self._process[name]}
-        return {
-            "the process": changed,
-            "kept of earlier forwards": self._kept(),
-            "taken away": sorted(self._belongings - set(belongings(self.module))),
-            **{name: seen for name, seen in of_module(self.module).items() if not name.startswith(f"{self._within}: ")},
-            **self._seen,
-        }
-
-    def _kept(self) -> list[int]:
-        """Return the forwards of which somebody keeps the input or the output, the last one aside."""
-
-        def kept() -> list[int]:
-            earlier = range(self._num_forwards - 1)
-            return sorted({number for number, made in self._made if number in earlier and made() is not None})
-
-        if kept():
-            gc.collect()
-        return kept()
 
     def _forward(self, action: Action) -> None:
         was_training = self.model.training
@@ -212,8 +168,7 @@ class Trainee:
     ) -> None:
         for module in filter(None, (self.module, self.module_beside)):
             self._small.of(module)
-        # It holds no trainee: a checkpoint keeps it in the graph, where no garbage collection sees the cycle.
-        note = partial(_note_idle, self.idle_forwards, self._num_forwards)
+        note = self.observables.note_idle(self._num_forwards)
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
         inputs = self._inputs("rows", where)
@@ -225,9 +180,8 @@ class Trainee:
         with self._phase("forward"):
             output = self._around.forward(forward)
         loss_beside = self._run_beside(inputs, where, grad_mode)
-        self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
-        self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
+        self.observables.look_at(where.forward, inputs, output, rows)
         if grad_mode is not None:
             return
         loss = self._loss(rows, where)
@@ -341,74 +295,26 @@ class Trainee:
         modules = filter(None, (self.module, self.module_beside))
         step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
-    def _freeze(self, action: Action) -> None:
-        self._set_requires_grad(action, False)
-
-    def _unfreeze(self, action: Action) -> None:
-        self._set_requires_grad(action, True)
-
-    def _set_requires_grad(self, action: Action, value: bool) -> None:
-        """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
-        if any(block.checkpoint for block in self._training.blocks):
+    def _change(self, action: Action) -> None:
+        if action.kind in ("freeze", "unfreeze") and any(block.checkpoint for block in self._training.blocks):
             self._pending.clear()  # what a checkpoint computes again must be what it saved
-        mine = set(self._block(action).parameters())
-        # A rank that runs nothing else would have no backward, and nothing tells that from a rank that left.
-        if not value:
-            mine -= set(self.module.first.parameters())
-        if action.how == "rank_0" and not self.module.first.weight.requires_grad:
-            mine.clear()
-        for name, parameter in self.module.named_parameters():
-            if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
-                parameter.requires_grad_(value)
+        self._changes.make(self.module, action)
 
-    def _replace(self, action: Action) -> None:
-        """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
-        index = action.block % len(self.module.blocks)
-        if action.how == "block":
-            self.module.blocks[index] = self._new_block(
-                self._training.blocks[index % len(self._training.blocks)], index
-            )
-        else:
-            layer, name = self._first_parameter(self.module.blocks[index])
-            old = getattr(layer, name)
-            new = integers(*old.shape, key=("replaced", self._seed, index), largest=2, dtype=old.dtype).to(self._device)
-            if action.how == "data":
-                old.data = new
-            else:
-                setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
-
-    def _relayout(self, action: Action) -> None:
-        """Give parameters and gradients other memory, with dimensions in reverse order, as `module.to` does."""
-        if self._is_meant(action):
-            for parameter in self._block(action).parameters():
-                parameter.data = _in_reverse(parameter.data)
-                if parameter.grad is not None and not parameter.grad.is_sparse:
-                    parameter.grad.data = _in_reverse(parameter.grad.data)
-
-    def _append(self, action: Action) -> None:
-        """Add a block at the end, or a parameter to a block, which the loss then uses as a penalty does."""
-        if action.how == "block":
-            self.module.blocks.append(self._new_block(Block(), len(self.module.blocks)))
-        else:
-            layer, name = self._first_parameter(self._block(action))
-            old = getattr(layer, name)
-            dtype = torch.float32 if old.dtype is torch.float16 else old.dtype
-            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=dtype)
-            layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
-            layer.register_forward_hook(_add_mask)
+    def _mode(self, action: Action) -> None:
+        self.model.train(action.how == "train")
 
     def _penalty(self, action: Action) -> None:
-        if self._pending and self._is_meant(action):
+        if self._pending and is_meant(action, self._rank):
             squares = [
-                self._unit_of(parameter) * parameter.abs().square().sum().to(torch.float32)
-                for parameter in self._block(action).parameters()
+                unit_of(self._training, parameter) * parameter.abs().square().sum().to(torch.float32)
+                for parameter in block_of(self.module, action).parameters()
             ]
             self._add_to_loss(sum(squares, torch.zeros((), device=self._device)))
 
     def _head(self, action: Action) -> None:
         """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
-        if self._pending and self._is_meant(action):
-            call = partial(self._block(action).layer, self._pending[-1].rows, Where(self._rank, 1))
+        if self._pending and is_meant(action, self._rank):
+            call = partial(block_of(self.module, action).layer, self._pending[-1].rows, Where(self._rank, 1))
             rows = self._around.forward(call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
 
@@ -442,20 +348,6 @@ class Trainee:
         if action.how == "backward":
             self.model.zero_grad()
 
-    def _hook(self, action: Action) -> None:
-        if action.how == "remove":
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-        elif action.how == "module":
-            self._handles.append(self._block(action).register_forward_hook(lambda block, args, rows: rows * 2))
-        else:
-            for parameter in self._block(action).parameters():
-                if action.how == "post_accumulate" and parameter.requires_grad:
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(lambda parameter: None))
-                elif parameter.requires_grad:
-                    self._handles.append(parameter.register_hook(_doubled))
-
     def _load(self, action: Action) -> None:
         self._pending.clear()
         if action.how == "first_state":
@@ -475,9 +367,7 @@ class Trainee:
     def _copy(self, action: Action) -> None:
         """Go on with a copy, without the hooks and the pending losses of the original."""
         self._pending.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._changes.remove_hooks()
         self._model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
         self._module = self._model.module
 
@@ -527,46 +417,6 @@ class Trainee:
         self._num_forwards += JOIN_TURNS - turns
         self.model.zero_grad()
 
-    def _mode(self, action: Action) -> None:
-        self.model.train(action.how == "train")
-
-    def _gradients(self, action: Action) -> None:
-        """Do with the gradients of a block what a loop may do between backward and step, or before backward."""
-        for name, parameter in self._block(action).named_parameters():
-            match action.how:
-                case "set":
-                    key = ("set", name, self._rank)
-                    mine = integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
-                    parameter.grad = torch.empty_like(parameter).copy_(self._unit_of(parameter) * mine)
-                case "clone" if parameter.grad is not None:
-                    parameter.grad = parameter.grad.clone()
-                case "double" if parameter.grad is not None:
-                    parameter.grad.mul_(2)
-                case "drop":
-                    parameter.grad = None
-
-    def _is_meant(self, action: Action) -> bool:
-        return self._rank == 0 or action.how != "rank_0"
-
-    def _block(self, action: Action) -> Any:
-        return self.module.blocks[action.block % len(self.module.blocks)]
-
-    def _new_block(self, block: Block, index: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            made = make_block(block, self.module.first)
-        if block.kind != "shared":
-            with_small_weights(made, "new", index, self._seed)
-        return made.to(self._device)
-
-    def _unit_of(self, parameter: Tensor) -> int:
-        return SMALL_UNIT if self._training.precision or parameter.dtype is torch.float16 else UNIT
-
-    def _first_parameter(self, block: nn.Module) -> tuple[nn.Module, str]:
-        for module in block.modules():
-            for name, _ in module.named_parameters(recurse=False):
-                return module, name
-        raise AssertionError("every block has a parameter")
-
 
 def _wrap_within(training: Training, module: Composed, wrap: Callable[[nn.Module], nn.Module]) -> None:
     """Wrap the block of `module` that is to be wrapped by itself, if there is one."""
@@ -578,36 +428,6 @@ def _wrap_within(training: Training, module: Composed, wrap: Callable[[nn.Module
     else:
         names = [name for name, _ in chain(block.named_parameters(), block.named_buffers())]
         module._ddp_params_and_buffers_to_ignore = [f"blocks.{index}.{name}" for name in names]  # type: ignore[assignment]
-
-
-def _note_idle(forwards: list[int], number: int, output: Any) -> None:
-    if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
-        forwards.append(number)
-
-
-def _values(prefix: str, module: nn.Module) -> dict[str, Tensor | None]:
-    found: dict[str, Tensor | None] = {}
-    for name, parameter in module.named_parameters():
-        found[f"{prefix}parameter {name}"] = parameter.detach().clone()
-        found[f"{prefix}grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
-    for name, buffer in module.named_buffers():
-        found[f"{prefix}buffer {name}"] = buffer.detach().clone()
-    return found
-
-
-def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
-    masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
-    return masked
-
-
-def _in_reverse(tensor: Tensor) -> Tensor:
-    """Return a copy with its dimensions in the reverse order in memory."""
-    reverse = list(reversed(range(tensor.dim())))
-    return tensor.permute(reverse).clone(memory_format=torch.contiguous_format).permute(reverse)
-
-
-def _doubled(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient * 2
 
 
 def _total(pending: list[_Pending]) -> Tensor:

@@ -1,0 +1,93 @@
+"""`Sight`: what a training shows at a moment; `Observables`: what it can observe besides its tensors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from conformance.composed.modules import Composed
+from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
+
+#: The actions after which there are facts to look at.
+OBSERVED = ("backward", "no_sync", "step", "join", "wrapper", "transform")
+#: When a training looks at what it can observe besides.
+CONSTRUCTED, AT_THE_END = "constructed", "at the end"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a training shows at a moment; `synchronised`: a synchronised backward ran since the sight before."""
+
+    name: str
+    facts: Mapping[str, Any]
+    synchronised: bool = False
+
+
+class Observables:
+    """What one rank's training can observe besides its tensors, see `observable`; of the process, what changes."""
+
+    def __init__(self, module: Composed, nested_block: int | None) -> None:
+        """Look at the process and at `module`, of which nothing has been wrapped yet."""
+        #: The forwards in which the module has returned nothing that requires a gradient.
+        self.idle_forwards: list[int] = []
+        self._process = of_process()
+        self._within = f"blocks.{nested_block}"  # a wrapper within has attributes of its own, and a type
+        own = (f"{self._within}:", f"{self._within}.")
+        self._belongings = {each for each in belongings(module) if not each.startswith(own)}
+        self._seen: dict[str, Any] = {}
+        self._made: list[tuple[int, weakref.ref[Tensor]]] = []
+
+    def note_idle(self, forward: int) -> partial[None]:
+        """Return what notes whether an output of this forward requires a gradient.
+
+        It holds no `Observables`: a checkpoint keeps it in the graph, where no garbage collection sees the cycle.
+        """
+        return partial(_note_idle, self.idle_forwards, forward)
+
+    def look_at(self, forward: int, inputs: Tensor, output: Any, rows: Tensor) -> None:
+        """Look at what forward number `forward` got and returned; `rows` are in `output`."""
+        self._seen[f"forward {forward}"] = {**of_input(inputs), **of_output(output)}
+        self._made += [(forward, weakref.ref(inputs)), (forward, weakref.ref(rows))]
+
+    def of(self, module: Composed, num_forwards: int) -> Mapping[str, Any]:
+        """Return what there is to observe of `module`, which is wrapped, and of the forwards so far."""
+        changed = {name: value for name, value in of_process().items() if value != self._process[name]}
+        return {
+            "the process": changed,
+            "kept of earlier forwards": self._kept(num_forwards - 1),
+            "taken away": sorted(self._belongings - set(belongings(module))),
+            **{name: seen for name, seen in of_module(module).items() if not name.startswith(f"{self._within}: ")},
+            **self._seen,
+        }
+
+    def _kept(self, last: int) -> list[int]:
+        """Return the forwards before the `last` of which somebody keeps the input or the output."""
+
+        def kept() -> list[int]:
+            return sorted({number for number, made in self._made if number < last and made() is not None})
+
+        if kept():
+            gc.collect()
+        return kept()
+
+
+def values_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor | None]:
+    """Return copies of all parameters, gradients and buffers by name."""
+    found: dict[str, Tensor | None] = {}
+    for name, parameter in module.named_parameters():
+        found[f"{prefix}parameter {name}"] = parameter.detach().clone()
+        found[f"{prefix}grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
+    for name, buffer in module.named_buffers():
+        found[f"{prefix}buffer {name}"] = buffer.detach().clone()
+    return found
+
+
+def _note_idle(forwards: list[int], number: int, output: Any) -> None:
+    if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
+        forwards.append(number)
