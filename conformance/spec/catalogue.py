@@ -103,15 +103,6 @@ class Catalogue:
             raise SpecificationError(f"unknown chapter {name!r}{hint(name, chapters)}")
         return chapters[name]
 
-    def unknown_ids(self, scenarios: Iterable[Scenario]) -> tuple[str, ...]:
-        """Return `scenario: id` for every id that a scenario names and no chapter defines."""
-        return tuple(
-            f"{scenario.id}: {requirement_id}"
-            for scenario in scenarios
-            for requirement_id in scenario.requirements
-            if requirement_id not in self
-        )
-
     def uncovered(self, scenarios: Iterable[Scenario]) -> tuple[Requirement, ...]:
         """Return the testable requirements that no scenario tests."""
         covered = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
