@@ -1,27 +1,48 @@
-"""`Backwards`: what the wrappers of a rank do when a backward is over."""
+"""`Noticed`: what a wrapper notices of a backward; `Backwards`: what a rank's wrappers do when one is over."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Variable
+
+
+@dataclass
+class Noticed:
+    """What a wrapper has noticed of one backward: the parameters to which it brought a gradient, and where it came.
+
+    It came to an output of a `synchronised` forward, to one of a `local` forward, under `no_sync`. It may bring nothing
+    and be the wrapper's all the same: an output of a synchronised forward that used no parameter.
+    """
+
+    brought: set[Tensor] = field(default_factory=set)
+    synchronised: bool = False
+    local: bool = False
+    may_bring_nothing: bool = False
+
+    def came_to_output(self, *, synchronised: bool, used_a_parameter: bool) -> None:
+        """Note that it came to an output of the wrapper's."""
+        self.synchronised |= synchronised
+        self.local |= not synchronised
+        self.may_bring_nothing |= synchronised and not used_a_parameter
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether it came to an output of the wrapper's, of whatever forward."""
+        return self.synchronised or self.local or self.may_bring_nothing
 
 
 class Ending(Protocol):
     """What a wrapper does at the end of a backward."""
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the backward came to an output of this wrapper's, of whatever forward."""
+    noticed: Noticed
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return those of the module."""
-
-    def leave(self, parameters: Collection[nn.Parameter]) -> None:
-        """Take the gradients of these for another wrapper's, as long as the backward came to no output of this one."""
 
     @property
     def takes_part(self) -> bool:
@@ -32,9 +53,6 @@ class Ending(Protocol):
 
     def take_means(self, meeting: Any) -> None:
         """Take the means; `meeting` is what `bring_gradients` returned."""
-
-    def forget_backward(self) -> None:
-        """Forget what was noticed of the last backward."""
 
 
 class Backwards:
@@ -62,10 +80,10 @@ class Backwards:
         return [wrapper for each in self._built if (wrapper := each()) is not None]
 
     def forget(self) -> None:
-        """Forget a backward that was noticed and has not ended: it has raised. To be called when none runs."""
+        """Forget the backward that was noticed: it is over, or has raised. To be called when none runs."""
         self._is_noticed = False
         for wrapper in self._wrappers:
-            wrapper.forget_backward()
+            wrapper.noticed = Noticed()
 
     def reached(self) -> None:
         """Note that the backward that runs now concerns a wrapper, so that its end is noticed."""
@@ -74,14 +92,12 @@ class Backwards:
             Variable._execution_engine.queue_callback(self._is_over)
 
     def _is_over(self) -> None:
-        self._is_noticed = False
-        reached = {parameter for one in self._wrappers if one.is_reached for parameter in one.parameters()}
+        reached = {parameter for one in self._wrappers if one.noticed.is_reached for parameter in one.parameters()}
         for wrapper in self._wrappers:
-            if not wrapper.is_reached:
-                wrapper.leave(reached)
+            if not wrapper.noticed.is_reached:
+                wrapper.noticed.brought -= reached  # they are of one that was reached
         ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
         meetings = [wrapper.bring_gradients() for wrapper in ending]
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
+        self.forget()
         for wrapper, meeting in zip(ending, meetings, strict=True):
             wrapper.take_means(meeting)

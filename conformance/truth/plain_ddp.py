@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.errors import present
-from conformance.truth.backwards import Backwards
+from conformance.truth.backwards import Backwards, Noticed
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrapper_numbers
@@ -76,7 +76,7 @@ class PlainDDP(nn.Module, Joinable):
         if not self._averaged and not options.get("is_copy"):  # of a copy they may have been frozen since
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
-        self.forget_backward()
+        self.noticed = Noticed()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
         self._casts = LowPrecision.of(options.get("mixed_precision"))
@@ -230,38 +230,18 @@ class PlainDDP(nn.Module, Joinable):
         """Take note of a gradient of the parameter that is called `name`."""
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
             self._used.add(name)
-            self._brought.add(parameter)
+            self.noticed.brought.add(parameter)
             if self._awaits_backward:
                 self._backwards.reached()
 
     def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
         self._listen()  # where other tensors stood in for a new parameter in forward, it is seen now
-        if synchronises:
-            self._is_synchronised = True
-            self._may_bring_nothing |= not is_ours
-        else:
-            self._is_local = True
+        self.noticed.came_to_output(synchronised=synchronises, used_a_parameter=is_ours)
         self._backwards.reached()  # of a local backward, too: what a checkpoint runs within is no backward by itself
 
     def _nothing_came(self, _: Any) -> None:
-        self._may_bring_nothing = True
+        self.noticed.may_bring_nothing = True
         self._backwards.reached()
-
-    def forget_backward(self) -> None:
-        """Forget what was noticed of the last backward."""
-        self._is_synchronised = False  # it came to an output of a synchronised forward
-        self._is_local = False  # it came to an output of a forward within `no_sync`
-        self._brought: set[Tensor] = set()  # the parameters to which it brought a gradient
-        self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the backward came to an output of this wrapper's, of a synchronised forward or a local one."""
-        return self._is_synchronised or self._is_local or self._may_bring_nothing
-
-    def leave(self, parameters: Collection[nn.Parameter]) -> None:
-        """Take the gradients of these for another wrapper's, which has them too: the backward came to its outputs."""
-        self._brought.difference_update(parameters)
 
     @property
     def takes_part(self) -> bool:
@@ -272,15 +252,15 @@ class PlainDDP(nn.Module, Joinable):
         an output; not if only outputs hold it. What it shares with a wrapper whose outputs were reached is no such
         gradient. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
-        if self._may_bring_nothing:
+        if self.noticed.may_bring_nothing:
             return True
-        awaits = self._awaits_backward and not self._is_local and not self._is_left_by_its_user
-        return bool(self._brought) and (self._is_synchronised or awaits)
+        awaits = self._awaits_backward and not self.noticed.local and not self._is_left_by_its_user
+        return bool(self.noticed.brought) and (self.noticed.synchronised or awaits)
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
         mine = {name: a_copy(one.grad) for name, one in self._all.items() if one.grad is not None}
-        return self._come_for_means(Brought(mine, frozenset(self._used), bool(self._brought)))
+        return self._come_for_means(Brought(mine, frozenset(self._used), bool(self.noticed.brought)))
 
     def _come_for_means(self, brought: Brought) -> Any:
         return self.place.come(self._number, "gradients", brought, self._means)
@@ -416,7 +396,8 @@ class PlainDDP(nn.Module, Joinable):
             self._ask_buffer_hook()
         self._buffers_are_due = num_syncing > 0
         if num_syncing:
-            self._forget_gradients()
+            for parameter in self._averaged.values():
+                parameter.grad = None
             self.take_means(self._come_for_means(NOTHING))
 
     def take_last_state(self, *, is_mine: bool) -> None:
@@ -425,21 +406,6 @@ class PlainDDP(nn.Module, Joinable):
         last = max(rank for rank, says_so in enumerate(answers) if says_so)
         self._share_model(last, with_buffers=self.forward_sync_buffers)
         self._join_config = self._join_config.construct_disabled_join_config()
-
-    def put_gradients_aside(self) -> list[Tensor | None]:
-        """Take this rank's gradients off the parameters, and return them in the parameters' order."""
-        aside = [parameter.grad for parameter in self._averaged.values()]
-        self._forget_gradients()
-        return aside
-
-    def _forget_gradients(self) -> None:
-        for parameter in self._averaged.values():
-            parameter.grad = None
-
-    def put_gradients_back(self, aside: Sequence[Tensor | None]) -> None:
-        """Give the parameters what `put_gradients_aside` returned."""
-        for parameter, gradient in zip(self._averaged.values(), aside, strict=True):
-            parameter.grad = gradient
 
     # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 
 
@@ -18,11 +19,8 @@ class Joining(Protocol):
     def take_last_state(self, *, is_mine: bool) -> None:
         """Take the state of a rank that joined last; `is_mine` where this is one."""
 
-    def put_gradients_aside(self) -> list[Tensor | None]:
-        """Take this rank's own gradients off the parameters."""
-
-    def put_gradients_back(self, aside: list[Tensor | None]) -> None:
-        """Give them back."""
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return those of the module."""
 
 
 class PlainJoin(Join):
@@ -40,16 +38,16 @@ class PlainJoinHook(JoinHook):
     def __init__(self, wrapper: Joining) -> None:
         """Begin for `wrapper`."""
         self._wrapper = wrapper
-        self._aside: list[Tensor | None] | None = None
+        self._own: dict[nn.Parameter, Tensor | None] | None = None  # gradients from before the first round
 
     def main_hook(self) -> None:
         """Take part in one round; `torch.distributed.algorithms.Join` calls it as long as others have data."""
-        if self._aside is None:
-            self._aside = self._wrapper.put_gradients_aside()
+        if self._own is None:
+            self._own = {parameter: parameter.grad for parameter in self._wrapper.parameters()}
         self._wrapper.shadow_round()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """End: this rank's own gradients are as it left them, and the state is that of a rank that joined last."""
-        if self._aside is not None:
-            self._wrapper.put_gradients_back(self._aside)
+        for parameter, gradient in (self._own or {}).items():
+            parameter.grad = gradient
         self._wrapper.take_last_state(is_mine=is_last_joiner)
