@@ -145,12 +145,11 @@ def read_catalogue(directory: Path) -> Catalogue:
     return Catalogue(tuple(sorted(chapters, key=lambda chapter: (chapter.order, chapter.name))))
 
 
-def chapter_packages(directory: Path = CHAPTERS_DIR) -> dict[str, str]:
+def chapter_packages() -> dict[str, str]:
     """Return the Python package of every chapter by the chapter's name, such as `conformance.chapters.join`."""
-    folders = [path.parent for path in _requirements_files(directory)]
+    folders = [path.parent for path in _requirements_files(CHAPTERS_DIR)]
     return {
-        folder.name: ".".join(("conformance", directory.name, *folder.relative_to(directory).parts))
-        for folder in folders
+        folder.name: ".".join(("conformance", *folder.relative_to(CHAPTERS_DIR.parent).parts)) for folder in folders
     }
 
 

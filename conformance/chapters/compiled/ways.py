@@ -243,10 +243,10 @@ def compiled_ways(ctx: RankContext) -> None:
 
     Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
     order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
-    `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given; `begun`, how many
-    reductions the last step must have issued, at least, when its backward comes to each layer, the last layer first.
-    Observes gradients, `begun`, `num_issued`, how many reductions the last step issued, and `num_graphs` after the
-    first steps and after all. All ranks run it.
+    `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given.
+    Observes gradients, `begun`, how many reductions the last step had issued when its backward came to each layer, the
+    last layer first, `num_issued`, how many it issued in all, and `num_graphs` after the first steps and after all. All
+    ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
@@ -287,7 +287,7 @@ def _are_equal(numbers: Sequence[int]) -> bool:
 def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
-    least = list(scenario.arguments.get("begun", range(_NUM_LAYERS)))
+    least = list(range(_NUM_LAYERS))
     judged: dict[str, Any] = {
         "begun": Satisfies(f"at least {least}", _are_at_least, (least,)),
         "num_issued": _NUM_LAYERS,

@@ -63,10 +63,10 @@ def _learnt_input(turn: RankStep, micro: int = 0) -> Tensor:
     return turn.inputs(3, WIDTH, micro=micro).requires_grad_()
 
 
-def _outer_head(turn: RankStep, hidden: Tensor, micro: int = 0) -> Tensor:
+def _outer_head(turn: RankStep, hidden: Tensor) -> Tensor:
     """Return a loss behind a layer that does not belong to the wrapped module, and trains as well."""
-    weight = integers(WIDTH, 2, key=("outer", turn.step, micro)).to(hidden.device).requires_grad_()
-    return turn.loss(hidden @ weight, micro)
+    weight = integers(WIDTH, 2, key=("outer", turn.step, 0)).to(hidden.device).requires_grad_()
+    return turn.loss(hidden @ weight)
 
 
 def _forward(model: Any, turn: RankStep, inputs: Tensor, *, idle: bool, returns: str = "doubled") -> Any:
