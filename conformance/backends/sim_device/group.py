@@ -7,8 +7,9 @@ kernels of this device run at once, so the host meets the other ranks when someb
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +41,11 @@ _METHODS: dict[str, tuple[int, int]] = {
 }
 #: Of these, what joins or splits flat tensors.
 _FLAT = ("_allgather_base", "_reduce_scatter_base")
+#: What torch's backends have no method for, and the one that does each part of it.
+_PARTS = {
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
 #: Names that torch has had since 2.12 for some of them.
 _ALIASES = {
     "all_gather_single": "_allgather_base",
@@ -53,13 +59,13 @@ _ALIASES = {
 class SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
-    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor], inner: Any = None) -> None:
+    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor], inners: Sequence[Any] = ()) -> None:
         """Record the end of what `stream` holds so far; without a stream there is nothing to wait for.
 
-        `inner` is gloo's work.
+        `inners` are gloo's works.
         """
         super().__init__()
-        self._inner = inner
+        self._inners = inners
         self._stream = stream
         self._end = torch.Event() if stream is None else stream.record_event()
         self._outputs = outputs
@@ -72,8 +78,8 @@ class SimWork(dist.Work):
 
     def synchronize(self) -> None:
         """Make the current stream wait; the host goes on."""
-        if self._inner is not None:
-            self._inner.wait()
+        for inner in self._inners:
+            inner.wait()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
 
@@ -118,6 +124,7 @@ class SimGroup(dist.ProcessGroup):
         self._streams: dict[int, torch.Stream] = {}
         self._coalescing: list[SimWork] | None = None
         self._num_launched = 0
+        self._is_over = False
         _groups.add(self)
         self._name = self._description = ""
         for kind in (torch.device("sim"), torch.device("cpu")):
@@ -153,11 +160,13 @@ class SimGroup(dist.ProcessGroup):
         return self._description
 
     def abort(self) -> None:
-        """Abort the inner group."""
+        """Abort the inner group, and refuse what comes later."""
+        self._is_over = True
         self._inner.abort()
 
     def shutdown(self) -> None:
-        """Shut the inner group down."""
+        """Shut the inner group down, and refuse what comes later."""
+        self._is_over = True
         self._inner.shutdown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
@@ -174,6 +183,8 @@ class SimGroup(dist.ProcessGroup):
         return works[-1] if works else SimWork(None, [])
 
     def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+        if self._is_over:
+            raise RuntimeError(f"{method} of a process group of the simulated device that is destroyed")
         number = self._num_launched
         self._num_launched += 1
         writes, reads = _METHODS[method]
@@ -182,8 +193,8 @@ class SimGroup(dist.ProcessGroup):
         inputs = _flat(arguments[reads]) if reads >= 0 else []
         device = next((tensor.device for tensor in (*inputs, *outputs) if tensor.device.type == "sim"), None)
         if device is None:  # on the CPU, for torch's own bookkeeping
-            work = getattr(self._inner, method)(*args, **kwargs)
-            work.wait()
+            for work in self._carry_out(method, arguments):
+                work.wait()
             return SimWork(None, outputs)
         moved = (outputs or inputs)[0]
         operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
@@ -194,18 +205,25 @@ class SimGroup(dist.ProcessGroup):
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
             self._sim.launch(operation, inputs, outputs)
-            if method in _FLAT:  # whatever shapes they have, of which gloo asks a first dimension
-                arguments[:2] = [argument.reshape(-1) for argument in arguments[:2]]
-            inner = getattr(self._inner, method)(*arguments)
+            inners = self._carry_out(method, arguments)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)
-            for tensor in outputs:
+            for tensor, one in zip(outputs, itertools.cycle(inners), strict=False):
                 if tensor.device.type == "sim":
-                    self._sim.will_arrive(tensor, staged[id(tensor)], inner)
-            work = SimWork(stream, outputs, inner)
+                    self._sim.will_arrive(tensor, staged[id(tensor)], one)
+            work = SimWork(stream, outputs, inners)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
+
+    def _carry_out(self, method: str, arguments: list[Any]) -> list[Any]:
+        """Have gloo do it, on the CPU; returns its works: one, or one for each output."""
+        if part := _PARTS.get(method):
+            pairs = zip(arguments[0], arguments[1], strict=True)
+            return [work for pair in pairs for work in self._carry_out(part, [*pair, *arguments[2:]])]
+        if method in _FLAT:  # whatever shapes they have, of which gloo asks a first dimension
+            arguments[:2] = [argument.reshape(-1) for argument in arguments[:2]]
+        return [getattr(self._inner, method)(*arguments)]
 
     def _stage(self, tensor: Tensor, staged: dict[int, Tensor]) -> Tensor:
         if tensor.device.type != "sim":
