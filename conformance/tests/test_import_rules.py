@@ -117,6 +117,19 @@ def test_the_rooms_and_the_arrows_between_them_stay_few() -> None:
     assert len(between) <= MOST_ARROWS, len(between)
 
 
+#: One noun needs no more lines than this; a chapter's mutants are a list.
+MOST_LINES = 450
+
+
+def test_files_are_short() -> None:
+    num_lines = {
+        path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines())
+        for path in modules()
+        if path.name != "mutants.py"
+    }
+    assert {path: num for path, num in num_lines.items() if num > MOST_LINES} == {}
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = import_graph(modules(), ROOT)
     assert len(graph) > 100
