@@ -61,9 +61,9 @@ class Tie(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, tensor: Tensor) -> Tensor:
-        """Return a copy of `tensor`: users may change outputs in place, which autograd forbids for a view."""
+        """Return the memory of `tensor`, which users may change in place: autograd does not take it for a view."""
         ctx.device = leaf.device
-        return tensor.clone()
+        return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
+from ddp_impl.backwards import have_an_order
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, bind_hook, builtin_hook
@@ -25,6 +26,7 @@ from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_
 from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.join import JoinedWrapper
 from ddp_impl.logging_data import logging_data
+from ddp_impl.marks import marked
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
@@ -288,6 +290,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
             tied = self.reducer.absences.tie(output, tensors)
+            if have_an_order():
+                tied = marked(tied)
             self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
             return tied
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:

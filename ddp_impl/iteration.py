@@ -6,11 +6,9 @@ of the last one is forgotten in a reset. `reducer_state` lists what follows from
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -20,18 +18,15 @@ from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
 
-#: A node keeps its graph: a loop whose forwards never see a backward must not collect them all.
-_MOST_FORWARDS_KNOWN = 8
-
 
 @dataclass(eq=False)
 class Iteration:
     """From the forward, or the backward, that expects gradients until their averages are handed out and stepped with.
 
     `num_forwards`: how many its gradients come from. `context_id`: the torch.distributed.autograd context of forward.
-    `is_announced`: the backward will report when it comes to an output; `is_reached`: it has. `outputs`: the nodes of
-    what each of the latest forwards returned; known only where a forward under `no_sync` came before, whose backward
-    must not be taken for this one.
+    `is_announced`: the backward will report when it comes to an output; `is_reached`: it has. `outputs`: the marks on
+    what its forwards returned, as long as anything else keeps their graphs alive; there are none where no other wrapper
+    must begin with this one.
     `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
     are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
     `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
@@ -42,7 +37,7 @@ class Iteration:
     context_id: int | None = None
     is_announced: bool = False
     is_reached: bool = False
-    outputs: deque[Sequence[Node]] = field(default_factory=partial(deque, maxlen=_MOST_FORWARDS_KNOWN))
+    outputs: list[weakref.ref[Node]] = field(default_factory=list)
     forecast: Forecast | None = None
     has_forecast: bool = False
     in_flight: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
@@ -51,14 +46,14 @@ class Iteration:
     to_step: list[Bucket] = field(default_factory=list)
 
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
-        """Know the nodes of what one more forward returned; within a function transform it returns none."""
-        if nodes := [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]:
-            self.outputs.append(nodes)
+        """Know what one more forward returned, if it is marked."""
+        alive = [known for known in self.outputs if known() is not None]
+        self.outputs = alive + [weakref.ref(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None]
 
     @property
-    def output_nodes(self) -> Iterator[Node]:
-        """The nodes of all outputs that are known."""
-        return chain.from_iterable(self.outputs)
+    def output_nodes(self) -> list[Node]:
+        """The nodes of all outputs that are known and still there."""
+        return [node for known in self.outputs if (node := known()) is not None]
 
 
 @dataclass(eq=False)

@@ -135,7 +135,7 @@ class Reducer(ReducerSurface):
         iteration = self.reduction.iteration
         iteration.num_forwards += 1
         iteration.context_id = current_distributed_context_id()
-        if (self.usage.follows_local or self._hooks.shared()) and backwards.have_an_order():
+        if backwards.have_an_order():
             iteration.know_outputs(outputs)
         self._hooks.captures = iteration.context_id is not None
         self.parts.early_moves.movable = iteration.context_id is None
@@ -166,13 +166,11 @@ class Reducer(ReducerSurface):
     def wrapper_is_gone(self) -> None:
         """Average only the backward of outputs that are left; hold no more of the wrapper's."""
         self._local.is_orphan, self.before_backward = True, lambda: None
-        self.reduction.iteration.outputs.clear()
 
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
-        self.reduction.iteration.outputs.clear()  # whose hooks hold this reducer: no garbage collection sees the circle
 
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
@@ -439,7 +437,6 @@ class Reducer(ReducerSurface):
         if not (refused := self.reduction.a_rank_refuses()):
             self.reduction.hand_out_averages()
         self.usage.end_iteration()
-        self.reduction.iteration.outputs.clear()
         if self.telemetry.end() and is_verbose():
             milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
