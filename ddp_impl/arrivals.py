@@ -145,6 +145,11 @@ class Arrivals:
         return [index for index, left in enumerate(self.due) if left and not came[index]]
 
     @property
+    def came_in_part(self) -> bool:
+        """Whether a parameter has brought some gradients, but fewer than a static graph has learnt."""
+        return any(left and left not in (due, -due) for left, due in zip(self.due, self._due_when_armed, strict=True))
+
+    @property
     def never_used(self) -> list[int]:
         """The parameters of which a static graph has learnt that they get no gradient."""
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
-from ddp_impl.torch_internals.tensors import post_accumulate_hooks
+from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
 
 #: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
 _OF_REDUCERS: set[int] = set()
@@ -108,7 +108,7 @@ class AutogradHooks:
 
         An output that is a parameter itself reports nothing but its gradient.
         """
-        nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        nodes = list(chain.from_iterable(map(nodes_behind, outputs)))
         report = keep_out_of_graphs(lambda _: reached())
         for node in nodes:
             node.register_prehook(report)

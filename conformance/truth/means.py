@@ -20,15 +20,14 @@ Means = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Brought:
-    """What a rank brings: its gradients, what it has used since the last mean, and whether any gradient came now."""
+    """What a rank brings: its gradients, and what it has used since the last mean."""
 
     gradients: Mapping[str, Tensor]
     used: frozenset[str]
-    has_some: bool
 
 
 #: What a rank brings that has run out of data.
-NOTHING = Brought({}, frozenset(), has_some=False)
+NOTHING = Brought({}, frozenset())
 
 
 def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None = None) -> Tensor:

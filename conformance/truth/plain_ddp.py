@@ -260,18 +260,18 @@ class PlainDDP(nn.Module, Joinable):
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
         mine = {name: a_copy(one.grad) for name, one in self._all.items() if one.grad is not None}
-        return self._come_for_means(Brought(mine, frozenset(self._used), bool(self.noticed.brought)))
+        return self._come_for_means(Brought(mine, frozenset(self._used)))
 
     def _come_for_means(self, brought: Brought) -> Any:
         return self.place.come(self._number, "gradients", brought, self._means)
 
     def _means(self, ranks: Sequence[Brought]) -> list[Means | None]:
-        """Return the mean of each parameter that any rank has used; None if no rank has got a gradient of any.
+        """Return the mean of each parameter that any rank has used; None if no rank has used any.
 
         A rank that has no gradient of such a parameter counts as zero. A parameter that nobody has used is left alone:
         its gradient stays what it is, or None (`find_unused_parameters`, documentation).
         """
-        if not any(each.has_some for each in ranks):
+        if not any(each.used for each in ranks):
             return [None] * len(ranks)
         means: Means = {}
         for name in self._all:

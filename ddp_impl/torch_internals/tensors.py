@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -103,6 +104,18 @@ def version_of(tensor: Tensor) -> int:
 def is_bound_to_transform(tensor: Tensor) -> bool:
     """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def nodes_behind(output: Tensor) -> list[Node]:
+    """Return the nodes that a backward from `output` comes to, whatever the user makes of it until then.
+
+    A view that is changed in place gets another node; that of the tensor of which it is a view stays in the graph. A
+    tensor of a transform stands for one outside of it, which the transform will hand out.
+    """
+    while is_bound_to_transform(output):
+        output = torch._C._functorch.get_unwrapped(output)
+    tensors = (output, output._base) if output._is_view() else (output,)
+    return [tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None]
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
