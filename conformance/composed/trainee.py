@@ -172,10 +172,11 @@ class Trainee:
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
         inputs = self._inputs("rows", where)
+        model = self.model  # wrapped anew before forward, if at all: what surrounds forward is not around that
 
         def forward() -> Any:
             with grad_mode() if grad_mode else contextlib.nullcontext():
-                return self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
+                return self._call_functional(inputs, where) if functional else model(inputs, where=where)
 
         with self._phase("forward"):
             output = self._around.forward(forward)

@@ -38,9 +38,9 @@ from conformance.truth.plain_join import PlainJoin, PlainJoinHook
 from conformance.truth.tensors import (
     a_copy,
     asking,
-    is_transformed,
     laid_out,
     leads_to,
+    nodes_behind,
     outside_transforms,
     tensors_in,
 )
@@ -180,9 +180,9 @@ class PlainDDP(nn.Module, Joinable):
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
-            if tensor.requires_grad and not isinstance(tensor, nn.Parameter) and not is_transformed(tensor):
+            for node in nodes_behind(tensor):
                 is_ours = self._allows_unused or self._uses_ours(tensor)
-                tensor.register_hook(partial(self._for_outputs._output_reached, synchronises, is_ours))
+                node.register_prehook(partial(self._for_outputs._output_reached, synchronises, is_ours))
         return output
 
     def _asking_for_gradients(self, output: Any) -> Any:

@@ -32,10 +32,22 @@ def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
     return tensor.new_empty_strided(tensor.size(), tensor.stride()).copy_(asks)
 
 
+def nodes_behind(output: Tensor) -> list[Any]:
+    """Return the nodes of autograd that a backward from `output` comes to, whatever is made of it until then.
+
+    A view that is changed in place gets another node, and that of the tensor of which it is a view stays. A tensor of a
+    transform stands for one that the transform will hand out.
+    """
+    while is_transformed(output):
+        output = torch._C._functorch.get_unwrapped(output)
+    tensors = (output, output._base) if output._is_view() else (output,)
+    return [tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None]
+
+
 def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
     """Whether `tensor` was computed from one of `leaves`, as far as its graph shows."""
     wanted = set(map(id, leaves))
-    waiting, seen = [tensor.grad_fn], set[Any]()
+    waiting, seen = nodes_behind(tensor), set[Any]()
     while waiting:
         if (node := waiting.pop()) is not None and node not in seen:
             seen.add(node)

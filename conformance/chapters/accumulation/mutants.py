@@ -4,7 +4,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.parameter_usage import ParameterUsage
@@ -148,3 +149,14 @@ def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterab
 @replaces(Reducer, "backward_raised")
 def TakesFailedForRunning(reducer: Reducer, backward_raised: Call, *_: object) -> None:
     """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
+
+
+@replaces(AutogradHooks, "on_backward")
+def HearsOfOutputsAsTheyWere(
+    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], reached: Callable[[], None]
+) -> bool:
+    """BUG: a backward reports that it came to an output only where that is still what forward returned."""
+    nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    for node in nodes:
+        node.register_prehook(lambda _: reached())
+    return bool(nodes)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.chapters.accumulation.changed_outputs import BACKWARDS, OUTPUTS
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
     ENDS_SOON,
     PLAIN,
+    STATIC,
     UNUSED,
     VIEW,
     Variant,
+    arguments,
     dashed,
+    each,
     fields,
     model,
     models,
@@ -42,6 +46,14 @@ def scenarios() -> Iterator[Scenario]:
     yield from _twisted()
     yield from _schedules()
     yield from _in_between()
+    yield from _changed_outputs()
+
+
+def _changed_outputs() -> Iterator[Scenario]:
+    """Yield outputs that are changed before their backward: no hook on the tensor, or on its node, sees it."""
+    outputs, backwards = each("output", OUTPUTS), each("backward", BACKWARDS)
+    yield from _grid("ACCUM-13", "", "changed_outputs", (2, 3), (PLAIN, VIEW, UNUSED), outputs, backwards)
+    yield from _grid("ACCUM-13", "", "changed_outputs", 2, STATIC, outputs, arguments("alone", backward="alone"))
 
 
 def _plain() -> Iterator[Scenario]:

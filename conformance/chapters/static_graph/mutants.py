@@ -4,6 +4,7 @@
 
 import weakref
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.absences import Absences
+from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.reducer import Reducer
@@ -129,4 +131,12 @@ def EndsWithAnyBackward(absences: Absences, when_backward_is_over: Call) -> list
     """BUG: a backward that has come to no output of forward ends the iteration by itself."""
     absences._reduction.iteration.is_reached = True
     full: list[int] = when_backward_is_over()
+    return full
+
+
+@replaces(Absences, "when_backward_is_over")
+def ForgetsWhatCameInPart(_: Absences, when_backward_is_over: Call) -> list[int]:
+    """BUG: a parameter that has brought fewer gradients than were learnt counts as unused: it stays local."""
+    with mock.patch.object(Arrivals, "came_in_part", new=False):
+        full: list[int] = when_backward_is_over()
     return full

@@ -24,6 +24,7 @@ from conformance.chapters.variants import (
     models,
     options,
 )
+from conformance.composed.training import Action, Block, Training
 from conformance.errors import certain
 from conformance.scenario import Scenario, Step
 
@@ -220,6 +221,10 @@ def _broken_promises() -> Iterator[Scenario]:
     c_changes = arguments(changed=["c"])
     frozen = arguments("frozen", freezes="c.weight") | c_changes
     yield from _switched("STATIC-20", "", 2, [["a b c"]] * 4, frozen, program="changing_graph")
+    # The first iteration has two forwards, and a checkpoint brings the gradients of each by themselves.
+    blocks, twice = (Block(checkpoint="reentrant"),), (Action("forward", "functional"),)
+    fewer = Training(blocks, output="unused_tail", actions=twice).to_json()
+    yield from _grid("STATIC-20", "fewer-gradients", "composed", (2, 3), arguments=fewer, needs=("no_sync",))
     uses = [["a b c"]] * 2 + [["a b c", "a b", "a b c"]] * 2
     hanging: dict[str, Any] = {"program": "changing_graph", "deadline_s": 4.0}
     yield from _switched("STATIC-21", "goes-unused-on-rank-1", 2, uses, ways, c_changes, **hanging)
