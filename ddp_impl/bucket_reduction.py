@@ -272,9 +272,9 @@ class BucketReduction:
             with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
                 collectives.value_of(self.post_backward_futures.pop(0))
         for bucket, buffer in reduced:
-            self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
+            self._hand_out(bucket, buffer, used := self._used_by_now(bucket, buffer))
             if self.steps_optimizers:
-                self.iteration.to_step.append(bucket)
+                self.iteration.to_step.append((bucket, used))
 
     def hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
@@ -290,15 +290,15 @@ class BucketReduction:
             if indices.isdisjoint(self.usage.unused) and indices.isdisjoint(self.shared()):
                 self.user_hooks.averages_come(indices)
                 self._hand_out(bucket, self._wait_for(bucket), None)
-                self.step(bucket)
+                self.step(bucket, None)
 
     def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         hand_out(bucket, self._home_of(bucket), buffer, used)
         bucket.gradients = []
 
-    def step(self, bucket: Bucket) -> None:
-        """Step the optimizers that parameters of `bucket` have of their own, on averages."""
-        if step_parameters(bucket):
+    def step(self, bucket: Bucket, used: Sequence[bool] | None) -> None:
+        """Step the optimizers that parameters of `bucket` have of their own, on averages, where some rank used them."""
+        if step_parameters(bucket, used):
             bucket.release()
 
     def _wait_for(self, bucket: Bucket) -> Tensor:

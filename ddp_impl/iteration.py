@@ -7,7 +7,7 @@ of the last one is forgotten in a reset. `reducer_state` lists what follows from
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ class Iteration:
     `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
     are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
     `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
-    exchange. `to_step`: the buckets whose averages were handed out when the backward ended.
+    exchange. `to_step`: the buckets whose averages were handed out when the backward ended, and which
+    parameters some rank used.
     """
 
     num_forwards: int = 0
@@ -43,7 +44,7 @@ class Iteration:
     in_flight: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     refusal: ReductionError | None = None
-    to_step: list[Bucket] = field(default_factory=list)
+    to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)
 
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Know what one more forward returned, if it is marked."""

@@ -24,17 +24,18 @@ def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
     return True
 
 
-def step_parameters(bucket: Bucket) -> bool:
+def step_parameters(bucket: Bucket, used: Sequence[bool] | None) -> bool:
     """Step the optimizers of the parameters in `bucket`, whose gradients are averages now.
 
     Return whether none of the parameters has a gradient any more.
 
     Afterwards those gradients are None, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
-    A parameter without a gradient, used by no rank, is not stepped.
+    A parameter that no rank has used, by its index in `used`, is not stepped: what it has for a gradient is the user's.
     """
     set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
-    for parameter in bucket.parameters:
-        if parameter.grad is not None:
+    for member in bucket.members:
+        parameter = member.parameter
+        if parameter.grad is not None and (used is None or used[member.index]):
             for optimizer in in_backward_optimizers(parameter):
                 optimizer.step()
             if set_to_none and in_backward_optimizers(parameter):

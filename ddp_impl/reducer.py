@@ -358,7 +358,7 @@ class Reducer(ReducerSurface):
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
         while self.reduction.iteration.to_step:
-            self.reduction.step(self.reduction.iteration.to_step.pop())
+            self.reduction.step(*self.reduction.iteration.to_step.pop())
         # Behind what comm hooks communicate when a future of theirs is done.
         self.planning.exchange_order(self.group, self.peers)
 

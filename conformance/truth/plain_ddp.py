@@ -68,12 +68,14 @@ class PlainDDP(nn.Module, Joinable):
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._all: dict[str, nn.Parameter] = {}  # frozen ones, too
-        self._averaged: dict[str, nn.Parameter] = {}  # those that have ever required a gradient
+        # Those that have ever required a gradient: of a copy, those of the original.
+        had, known = dict(module.named_parameters()), options.get("averaged", ())
+        self._averaged: dict[str, nn.Parameter] = {name: had[name] for name in known if name in had}
         self._listened_to: dict[str, nn.Parameter] = {}  # those with a hook that calls `came`
         self._used: set[str] = set()  # those that have got a gradient since the last mean
         self._allows_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._listen()
-        if not self._averaged and not options.get("is_copy"):  # of a copy they may have been frozen since
+        if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
         self.noticed = Noticed()
@@ -411,7 +413,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
-        options = {**self._options, "init_sync": False, "is_copy": True}
+        options = {**self._options, "init_sync": False, "averaged": tuple(self._averaged)}
         return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
     for other in list(backwards._living):
         if isinstance(other, Reducer) and other is not reducer and other.reduction.steps_optimizers:
             for bucket in other.buckets:
-                step_parameters(bucket)
+                step_parameters(bucket, None)
     all_have_sent()
 
 

@@ -128,3 +128,9 @@ def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
 @replaces(BucketReduction, "hand_out_all_but_the_last")
 def StepsAtTheEnd(reduction: BucketReduction, hand_out_all_but_the_last: Call) -> None:
     """BUG: optimizers in backward step when the backward is over, and all gradients are alive until then."""
+
+
+@replaces(BucketReduction, "step")
+def StepsWhateverHasAGradient(_: BucketReduction, step: Call, bucket: Bucket, *__: Any) -> None:
+    """BUG: a parameter that no rank has used is stepped where the user has given it a gradient."""
+    step(bucket, None)

@@ -17,6 +17,7 @@ from conformance.chapters.variants import (
     arguments,
     each,
 )
+from conformance.composed.training import Action, Block, Training
 from conformance.scenario import Scenario
 
 _grid = Grid("optimizer_in_backward", Variant(needs=("optimizer_in_backward",)))
@@ -105,6 +106,11 @@ def _accumulating() -> Iterator[Scenario]:
         searching = UNUSED.named("") | way
         yield from _train("OPTIM-10", "by-rank", (2, 3), searching, _MOMENTUM, steps=by_rank)
         yield from _train("OPTIM-10", "nobody", 2, searching, steps=[[["a b"]]] * 3, optimizers={"*": ["adamw"]})
+    # What the user has put into the gradient of a parameter that nobody uses is no average.
+    actions = (Action("forward", "eval_mode"), Action("gradients", "set"), Action("backward", "together"))
+    given = Training((Block("branch"),), actions=actions, optimizer="in_backward").to_json()
+    for way in (PLAIN, VIEW, EACH_ALONE):
+        yield from _grid("OPTIM-10", "set-by-user", "composed", (1, 2, 3), UNUSED.named(""), way, arguments=given)
 
 
 def _fused() -> Iterator[Scenario]:
