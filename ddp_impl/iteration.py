@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ddp_impl.bucket import Bucket
@@ -48,8 +49,9 @@ class Iteration:
 
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Know what one more forward returned, if it is marked."""
-        alive = [known for known in self.outputs if known() is not None]
-        self.outputs = alive + [weakref.ref(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None]
+        nodes: list[Any] = [tensor.grad_fn for tensor in tensors]
+        marks = [weakref.ref(node) for node in nodes if isinstance(node, BackwardCFunction)]
+        self.outputs = [known for known in self.outputs if known() is not None] + marks
 
     @property
     def output_nodes(self) -> list[Node]:

@@ -20,7 +20,7 @@ TIERS = {
     "reducer_state": 1, "bucket_plan": 1, "nested_tensors": 1, "parameter_swap": 1, "tensor_parallel": 1,
     "unused_parameters": 1, "backwards": 1, "collectives": 1, "peers": 2, "logs": 1, "device_times": 1, "slow_waits": 0,
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "forecast": 2, "buffers": 2,
-    "sync_batch_norm": 2, "anchor": 2, "casts": 2,
+    "sync_batch_norm": 2, "anchor": 2, "marks": 2, "casts": 2,
     "gradients": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
     "mixed_precision": 3,
     "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
