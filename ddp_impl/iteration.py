@@ -39,7 +39,7 @@ class Iteration:
     context_id: int | None = None
     is_announced: bool = False
     is_reached: bool = False
-    outputs: list[weakref.ref[Node]] = field(default_factory=list)
+    outputs: list[weakref.ref[Any]] = field(default_factory=list)
     forecast: Forecast | None = None
     has_forecast: bool = False
     in_flight: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
