@@ -87,12 +87,10 @@ class Absences:
         """Take as unused what has not come, or leave it to another backward; return the buckets that are full now.
 
         A static graph may have several backwards in an iteration. One that has come to no output of forward, such as
-        that of a loss which the module keeps, leaves what has not come to the one that will; as does one that has
-        brought fewer gradients of a parameter than were learnt.
+        that of a loss which the module keeps, leaves what has not come to the one that will.
         """
         iteration = self._reduction.iteration
-        leaves_some = (iteration.is_announced and not iteration.is_reached) or self._arrivals.came_in_part
-        if self._reduction.options.static_graph and leaves_some:
+        if self._reduction.options.static_graph and iteration.is_announced and not iteration.is_reached:
             self._arrivals.report_next()
             return []
         if self.are_allowed:

@@ -117,7 +117,7 @@ class Arrivals:
             self._plan_iterations()
             absent = [index for index, times in enumerate(self.learnt) if times == 0]
         else:
-            absent = self.missing
+            absent = [index for index in self.missing if not self.came_in_part(index)]
         for index in range(len(self.due)):
             self._settle(index)
         return absent
@@ -144,10 +144,9 @@ class Arrivals:
         came = self._times_come if self.learns else [0] * len(self.due)
         return [index for index, left in enumerate(self.due) if left and not came[index]]
 
-    @property
-    def came_in_part(self) -> bool:
+    def came_in_part(self, index: int) -> bool:
         """Whether a parameter has brought some gradients, but fewer than a static graph has learnt."""
-        return any(left and left not in (due, -due) for left, due in zip(self.due, self._due_when_armed, strict=True))
+        return 0 < abs(self.due[index]) < abs(self._due_when_armed[index])
 
     @property
     def never_used(self) -> list[int]:

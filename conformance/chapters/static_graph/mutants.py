@@ -137,6 +137,6 @@ def EndsWithAnyBackward(absences: Absences, when_backward_is_over: Call) -> list
 @replaces(Absences, "when_backward_is_over")
 def ForgetsWhatCameInPart(_: Absences, when_backward_is_over: Call) -> list[int]:
     """BUG: a parameter that has brought fewer gradients than were learnt counts as unused: it stays local."""
-    with mock.patch.object(Arrivals, "came_in_part", new=False):
+    with mock.patch.object(Arrivals, "came_in_part", return_value=False):
         full: list[int] = when_backward_is_over()
     return full
