@@ -290,9 +290,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
             tied = self.reducer.absences.tie(output, tensors)
+            found = tensors if tied is output else find_tensors(tied)
             if have_an_order():
-                tied = marked(tied)
-            self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
+                tied, found = marked(tied, found)
+            self.reducer.prepare_for_backward(found)
             return tied
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
             self._local_gradients.forward_is_local(tensors)

@@ -6,6 +6,7 @@ held weakly; to torch's own ones there is no such way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,17 @@ from ddp_impl.nested_tensors import map_tensors
 from ddp_impl.torch_internals.tensors import is_bound_to_transform, outside_transforms
 
 
-def marked(output: Any) -> Any:
-    """Return `output` with a mark on each tensor that a backward may come to."""
-    return map_tensors(_marked, output)
+def marked(output: Any, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+    """Return `output`, which holds `tensors`, and these, with a mark on each that a backward may come to."""
+    marks: dict[int, Tensor] = {}
+
+    def mark(tensor: Tensor) -> Tensor:
+        if id(tensor) not in marks:
+            marks[id(tensor)] = _marked(tensor)
+        return marks[id(tensor)]
+
+    output = map_tensors(mark, output)
+    return output, [marks.get(id(tensor), tensor) for tensor in tensors]
 
 
 class _Mark(torch.autograd.Function):

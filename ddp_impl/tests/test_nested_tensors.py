@@ -140,6 +140,7 @@ def test_a_forward_looks_for_tensors_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(distributed, "find_tensors", search)
     with group_of_one():
-        ddp = DistributedDataParallel(torch.nn.Linear(2, 2), find_unused_parameters=True)
-        ddp(torch.ones(1, 2)).sum().backward()
-    assert len(searched) == 1
+        ddps = [DistributedDataParallel(torch.nn.Linear(2, 2), find_unused_parameters=True) for _ in range(2)]
+        for ddp in ddps:  # beside another its outputs are marked
+            ddp(torch.ones(1, 2)).sum().backward()
+    assert len(searched) == 2
