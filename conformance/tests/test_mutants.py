@@ -27,8 +27,10 @@ HOLDS_ONE = {"IsNoTorchDDP"}
 #: Ranks of these wait for each other until a deadline, or are tried in many scenarios.
 SLOW = {
     "JoinedRanksKeepFirstBuckets", "LeavesWithItsLastGradient", "keeps_descriptors", "drops_the_timeout",
-    "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank",
+    "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank", "keeps_threads",
 }  # fmt: skip
+#: As all of these chapters do.
+SLOW_CHAPTERS = {"fates", "timeouts"}
 
 
 def named(name: str) -> Mutant:
@@ -39,7 +41,7 @@ def named(name: str) -> Mutant:
 def pairs() -> list[Any]:
     """Return every mutant with the first requirement that tells it; compiled modules have tests of their own.
 
-    The first of each chapter is told at every push, the others in the nightly. `ddp-conformance mutants` runs all
+    The first of each quick chapter is told at every push, the others in the nightly. `ddp-conformance mutants` runs all
     pairs; so does a job of the workflow.
     """
     firsts = [
@@ -48,7 +50,8 @@ def pairs() -> list[Any]:
     ]
     of_every_push: dict[str, Mutant] = {}
     for mutant, _, requirement in firsts:
-        if requirement.level in ("core", "full", "backend") and mutant.name not in SLOW:
+        is_slow = mutant.name in SLOW or requirement.chapter in SLOW_CHAPTERS
+        if requirement.level in ("core", "full", "backend") and not is_slow:
             of_every_push.setdefault(requirement.chapter, mutant)
     return [
         pytest.param(mutant, kill, marks=() if mutant in of_every_push.values() else pytest.mark.nightly)
