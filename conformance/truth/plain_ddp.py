@@ -190,9 +190,9 @@ class PlainDDP(nn.Module, Joinable):
     def _asking_for_gradients(self, output: Any) -> Any:
         """Return the output, which asks for a gradient even where this rank used no parameter.
 
-        Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
+        Other ranks, if there are any, may have used some: this one must have a backward, too, and so come to the mean.
         """
-        if not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
+        if self.place.size() == 1 or not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
         return map_tensors(partial(asking, came=self._for_outputs._nothing_came), output)
 
