@@ -31,8 +31,8 @@ class Iteration:
     `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
     are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
     `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
-    exchange. `to_step`: the buckets whose averages were handed out when the backward ended, and which
-    parameters some rank used.
+    exchange. `to_step`: the buckets whose averages were handed out when the backward ended, and which parameters some
+    rank used.
     """
 
     num_forwards: int = 0

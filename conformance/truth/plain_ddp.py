@@ -182,8 +182,8 @@ class PlainDDP(nn.Module, Joinable):
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
+            is_ours = self._allows_unused or self._uses_ours(tensor)
             for node in nodes_behind(tensor):
-                is_ours = self._allows_unused or self._uses_ours(tensor)
                 node.register_prehook(partial(self._for_outputs._output_reached, synchronises, is_ours))
         return output
 
