@@ -60,7 +60,7 @@ class Absences:
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
         if is_frozen or current_distributed_context_id() is not None:
             return output
-        return self._anchor.tie(output)
+        return self._anchor.tie(output, tensors)
 
     def when_backward_begins(self, backward: Backward) -> list[int]:
         """Take as unused what all ranks know that it is; tell them what this backward is sure to bring, if they ask.

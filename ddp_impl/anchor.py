@@ -8,16 +8,15 @@ gets none from `torch.autograd.grad`, nor do parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ddp_impl.nested_tensors import map_tensors
+from ddp_impl.marks import identified
 from ddp_impl.torch_internals.autograd import brought_by_backward
-from ddp_impl.torch_internals.tensors import is_bound_to_transform, outside_transforms
 
 
 class Anchor:
@@ -38,34 +37,12 @@ class Anchor:
         """Stop listening; else the hook, which C++ holds, would keep alive whoever listens, its process group too."""
         self._handle.remove()
 
-    def tie(self, output: Any) -> Any:
-        """Return `output` with copies of its tensors that require a gradient, where they can."""
-        return map_tensors(self._tie, output)
-
-    def _tie(self, tensor: Tensor) -> Tensor:
-        if not (tensor.is_floating_point() or tensor.is_complex()) or is_bound_to_transform(tensor):
-            return tensor
-        if isinstance(tensor, nn.Parameter):  # whoever looks for the module's own would find a copy
-            return tensor
-        with outside_transforms():  # the tensor is no transform's, so that its backward is an ordinary one
-            tied: Tensor = Tie.apply(self._leaf, tensor)
-        return tied
+    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return `output`, which holds `tensors`; those that can have a gradient ask for one."""
+        asking = [one for one in tensors if one.is_floating_point() or one.is_complex()]
+        # Whoever looks for the module's own parameter would find another.
+        return identified(output, [one for one in asking if not isinstance(one, nn.Parameter)], self._leaf)
 
     def _gradient_came(self, leaf: Tensor) -> None:
         leaf.grad = None
         self._reached()
-
-
-class Tie(torch.autograd.Function):
-    """The identity of a tensor, which gives an anchor a gradient of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, tensor: Tensor) -> Tensor:
-        """Return the memory of `tensor`, which users may change in place: autograd does not take it for a view."""
-        ctx.device = leaf.device
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return zero for the anchor, and the gradient."""
-        return torch.zeros((), dtype=torch.float32, device=ctx.device), gradients[0]

@@ -289,12 +289,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            tied = self.reducer.absences.tie(output, tensors)
-            found = tensors if tied is output else find_tensors(tied)
+            heard = self.reducer.absences.tie(output, tensors)
             if have_an_order():
-                tied, found = marked(tied, found)
-            self.reducer.prepare_for_backward(found)
-            return tied
+                heard = marked(heard, tensors if heard is output else find_tensors(heard))
+            self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
+            return heard
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
             self._local_gradients.forward_is_local(tensors)
         else:

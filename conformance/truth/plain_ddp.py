@@ -29,15 +29,15 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.errors import present
+from conformance.truth.asking import asking
 from conformance.truth.backwards import Backwards, Noticed
-from conformance.truth.casts import LowPrecision, map_tensors
+from conformance.truth.casts import LowPrecision
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrapper_numbers
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
 from conformance.truth.tensors import (
     a_copy,
-    asking,
     laid_out,
     leads_to,
     nodes_behind,
@@ -194,7 +194,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if self.place.size() == 1 or not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
-        return map_tensors(partial(asking, came=self._for_outputs._nothing_came), output)
+        return asking(output, self._for_outputs._nothing_came)
 
     def _uses_ours(self, tensor: Tensor) -> bool:
         return leads_to(tensor, self._averaged.values())

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import (
     HashStore,
+    _register_process_group,
     _unregister_process_group,
     get_debug_level,
     set_debug_level,
@@ -58,10 +59,13 @@ class RankWorld(distributed_c10d._World):
         name = distributed_c10d._process_group_name([], use_hashed_name=False)
         members = {member: index for index, member in enumerate(group.members)}
         distributed_c10d._update_default_pg(group)
-        distributed_c10d._register_pg_in_world(
-            group, backend_name=BACKEND, store=HashStore(), group_name=name,
-            backend_config=str(distributed_c10d.BackendConfig(dist.Backend(BACKEND))), rank_mapping=members,
-        )  # fmt: skip
+        self.pg_map[group] = (BACKEND, HashStore())
+        self.pg_names[group] = name
+        self.pg_group_ranks[group] = members
+        self.pg_backend_config[group] = str(distributed_c10d.BackendConfig(dist.Backend(BACKEND)))
+        self.pg_to_tag[group] = tag = f"ptd:{name}"
+        self.tags_to_pg[tag] = [group]
+        _register_process_group(name, group)
         group._set_group_name(name)
 
     def forget(self) -> None:

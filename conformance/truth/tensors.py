@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether `tensor` belongs to a function transform (`torch.func`), whose backwards accumulate nothing."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
-    """Return the tensor times a one that asks for a gradient, laid out as it is; `came` is called when that has come.
-
-    `torch.autograd.grad` brings it none. A parameter is returned as it is, as is a tensor of a transform or one that is
-    not real.
-    """
-    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point() or is_transformed(tensor):
-        return tensor
-    one = torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
-    one.register_post_accumulate_grad_hook(came)
-    asks = tensor * one
-    if asks.stride() == tensor.stride() or 0 in tensor.stride():
-        return asks
-    return tensor.new_empty_strided(tensor.size(), tensor.stride()).copy_(asks)
 
 
 def nodes_behind(output: Tensor) -> list[Any]:

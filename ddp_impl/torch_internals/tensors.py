@@ -118,6 +118,29 @@ def nodes_behind(output: Tensor) -> list[Node]:
     return [tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None]
 
 
+def owner_in_graph(tensor: Tensor) -> Tensor | None:
+    """Return `tensor`, or that of which it is a view; None if it has no graph, or nobody may change `tensor` in place.
+
+    Autograd forbids that for leaves, and for views that a function in Python or one with several outputs has returned.
+    """
+    if not tensor._is_view():
+        return tensor if tensor.grad_fn is not None else None
+    owner = tensor._base
+    is_ordinary = torch._C._autograd._get_creation_meta(tensor) == torch._C._autograd.CreationMeta.DEFAULT
+    return owner if is_ordinary and owner is not None and owner.grad_fn is not None else None
+
+
+def view_again(view: Tensor, owner: Tensor) -> Tensor:
+    """Return the same view of `owner`, by whose present graph its gradients go."""
+    again: Tensor = view._view_func(owner)  # type: ignore[attr-defined]
+    return again
+
+
+def has_sizes(tensor: Tensor) -> bool:
+    """Whether functions in Python can take `tensor`: not if it is nested with strides, which have no sizes."""
+    return not tensor.is_nested or tensor.layout is torch.jagged
+
+
 def outside_transforms() -> AbstractContextManager[Any]:
     """Return a block that computes as if no function transform (vmap, grad) were running around it.
 

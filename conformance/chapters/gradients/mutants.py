@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-import ddp_impl.anchor
+import ddp_impl.marks
 from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
@@ -523,11 +523,30 @@ def LooksForNodesWithinTransforms(search: GraphSearch, uses_any: Call, outputs: 
     return uses_any(tensors)
 
 
-@replaces(Anchor, "_tie")
-def TiesWithinTransforms(anchor: Anchor, tie: Call, tensor: Tensor) -> Any:
+@replaces(Anchor, "tie")
+def TiesWithinTransforms(anchor: Anchor, tie: Call, *arguments: Any) -> Any:
     """BUG: what ties an output that uses no parameter belongs to the function transform around the forward."""
-    with mock.patch.object(ddp_impl.anchor, "outside_transforms", contextlib.nullcontext):
-        return tie(tensor)
+    with mock.patch.object(ddp_impl.marks, "outside_transforms", contextlib.nullcontext):
+        return tie(*arguments)
+
+
+@replaces(Anchor, "tie")
+def TiesApart(anchor: Anchor, tie: Call, *arguments: Any) -> Any:
+    """BUG: an output that uses no parameter is tied apart from what shares its memory, as far as autograd knows."""
+    with mock.patch.object(ddp_impl.marks, "owner_in_graph", return_value=None):
+        return tie(*arguments)
+
+
+@replaces(Ours, "_post_forward")
+def MarksApart(ddp: Ours, post_forward: Call, output: Any) -> Any:
+    """BUG: beside another wrapper an output is marked apart from what shares its memory, as far as autograd knows."""
+    with mock.patch.object(distributed, "marked", _marked_apart):
+        return post_forward(output)
+
+
+def _marked_apart(output: Any, tensors: Sequence[Tensor]) -> Any:
+    with mock.patch.object(ddp_impl.marks, "owner_in_graph", return_value=None):
+        return ddp_impl.marks.marked(output, tensors)
 
 
 @replaces(Reducer, "begins_with_others")

@@ -12,6 +12,7 @@ from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
 from conformance.chapters.gradients.local_hooks import MOMENTS as MOMENTS_OF_HOOKS
+from conformance.chapters.gradients.shared_outputs import IDLE, SHARED
 from conformance.chapters.gradients.transforms import TRANSFORMS
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
@@ -68,6 +69,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _stand_ins()
     yield from _transforms()
     yield from _lazy_bits()
+    yield from _shared_outputs()
     yield from _shared_memory()
     yield from _overflows()
     yield from _local_hooks()
@@ -204,6 +206,15 @@ def _changed() -> Iterator[Scenario]:
 def _shared_memory() -> Iterator[Scenario]:
     ways = (PLAIN, EACH_ALONE, VIEW | EACH_ALONE)
     yield from _grid("GRAD-36", "views-of-one", "shared_memory", 2, ways)
+
+
+def _shared_outputs() -> Iterator[Scenario]:
+    """Yield outputs that share memory; a rank that uses no parameter takes part where that is allowed."""
+    shared, beside = each("shared", SHARED), (arguments(beside=False), arguments("beside", beside=True))
+    used, of_rank_0, by_turns = each("idle", IDLE)
+    yield from _grid("GRAD-44", "", "shared_outputs", 2, shared, beside, (PLAIN, UNUSED, STATIC), used)
+    yield from _grid("GRAD-44", "", "shared_outputs", (2, 3), shared, beside, UNUSED, by_turns)
+    yield from _grid("GRAD-44", "", "shared_outputs", 2, shared, beside, STATIC, of_rank_0)
 
 
 def _lazy_bits() -> Iterator[Scenario]:

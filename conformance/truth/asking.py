@@ -1,0 +1,71 @@
+"""Outputs that ask for a gradient although no parameter took part in them, and that remain what they are otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.truth.casts import map_tensors
+from conformance.truth.tensors import is_transformed, outside_transforms
+
+
+def asking(output: Any, came: Callable[[Tensor], None]) -> Any:
+    """Return the output; `came` is called when a tensor in it has got a gradient, not by `torch.autograd.grad`.
+
+    Whatever else shares the memory of a tensor still sees what is changed in place. A parameter is returned as it is,
+    as is a tensor of a transform or one that is not real.
+    """
+    asked: dict[int, Tensor] = {}
+
+    def ask(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point() or is_transformed(tensor):
+            return tensor
+        owner = _owner(tensor)
+        if id(owner) not in asked:
+            may_be_changed = owner.grad_fn is not None and not owner._is_view()
+            one = torch.ones((), device=tensor.device, requires_grad=True)
+            one.register_post_accumulate_grad_hook(came)
+            keeping_version = torch.autograd._unsafe_preserve_version_counter((owner,))  # type: ignore[attr-defined]
+            with outside_transforms(), keeping_version:
+                asked[id(owner)] = _Asks.apply(owner, may_be_changed, one)
+        found = asked[id(owner)]
+        return found if owner is tensor else tensor._view_func(found)  # type: ignore[attr-defined]
+
+    return map_tensors(ask, output)
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    """Return what `tensor` is an ordinary view of, if it is and that has a graph; else `tensor`."""
+    base = tensor._base if tensor._is_view() else None
+    is_ordinary = (
+        base is None or torch._C._autograd._get_creation_meta(tensor) == torch._C._autograd.CreationMeta.DEFAULT
+    )
+    return base if base is not None and is_ordinary and base.grad_fn is not None else tensor
+
+
+class _Asks(torch.autograd.Function):
+    """The identity of a tensor, which brings `one` a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, in_place: bool, one: Tensor) -> Tensor:
+        """Return the tensor, or one with its memory."""
+        ctx.in_place, ctx.device = in_place, one.device
+        if in_place:
+            ctx.mark_dirty(tensor)
+            return tensor
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
+        """Return the gradient, and zero for the one."""
+        return gradients[0], None, torch.zeros((), device=ctx.device)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        """Return the tangent, which counts as changed where the tensor does."""
+        if ctx.in_place:
+            torch.autograd.graph.increment_version(tangents[0])
+        return tangents[0]
