@@ -148,6 +148,8 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
         return "one backward brings what several wrappers have, at another place on each rank"
     if "wrapper" in kinds and ("relayout", "rank_0") in ways:
         return "parameters that ranks lay out differently may not be wrapped"
+    if "in_place" in kinds and "head" in kinds:
+        return "autograd has saved the rows that a layer outside has read"
     if ("transform", "jvp") in ways and any(block.kind == "counted" for block in training.blocks):
         return (
             "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,3 +92,17 @@ def values_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor | None]:
 def _note_idle(forwards: list[int], number: int, output: Any) -> None:
     if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
         forwards.append(number)
+
+
+@contextlib.contextmanager
+def returned_by(module: Composed, *, wanted: bool) -> Iterator[list[Any]]:
+    """Gather what the module itself returns within the block, before a DDP has it; nothing unless it is `wanted`."""
+    returned: list[Any] = []
+    if not wanted:
+        yield returned
+        return
+    handle = module.register_forward_hook(lambda *called: returned.append(called[-1]))
+    try:
+        yield returned
+    finally:
+        handle.remove()

@@ -29,7 +29,7 @@ from conformance.composed.modules import (
     step_by_whole_numbers,
 )
 from conformance.composed.numerics import SmallGradients
-from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED, Observables, Sight, values_of
+from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED, Observables, Sight, returned_by, values_of
 from conformance.composed.surroundings import Surroundings
 from conformance.composed.training import Action, Training
 from conformance.composed.transforms import TRANSFORMS
@@ -41,11 +41,12 @@ _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What a forward left for backward."""
+    """What a forward left for backward; `kept` is what the module itself returned, if the training keeps it."""
 
     loss: Tensor
     rows: Tensor
     synchronised: bool
+    kept: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Trainee:
             self.beside = wrapping.beside(self.beside)
         self._small = SmallGradients(training.precision)
         self._around = Surroundings(training.around)
+        self._keeps = any(action.kind == "in_place" for action in training.actions)
         self._exchanges = Exchanges(training, rank, device, wrapping.all_reduce)
         self._pending: list[_Pending] = []
         self._num_forwards = 0
@@ -178,7 +180,7 @@ class Trainee:
             with grad_mode() if grad_mode else contextlib.nullcontext():
                 return self._call_functional(inputs, where) if functional else model(inputs, where=where)
 
-        with self._phase("forward"):
+        with self._phase("forward"), returned_by(self.module, wanted=self._keeps) as kept:
             output = self._around.forward(forward)
         loss_beside = self._run_beside(inputs, where, grad_mode)
         rows = rows_of(output)
@@ -189,7 +191,7 @@ class Trainee:
         loss = loss if self._outside is None else loss + self._outside
         loss = loss if loss_beside is None else loss + loss_beside
         if loss.requires_grad:
-            self._pending.append(_Pending(loss, rows, synchronised))
+            self._pending.append(_Pending(loss, rows, synchronised, *kept))
 
     def _run_beside(self, inputs: Tensor, where: Where, grad_mode: _GradMode | None) -> Tensor | None:
         """Run the second wrapper; returns its loss, if the first one's backward is to go through both."""
@@ -318,6 +320,16 @@ class Trainee:
             call = partial(block_of(self.module, action).layer, self._pending[-1].rows, Where(self._rank, 1))
             rows = self._around.forward(call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
+
+    def _in_place(self, action: Action) -> None:
+        """Change the rows of the last forward in place; the loss sees it in what the module returned, too."""
+        if self._pending:
+            last = self._pending[-1]
+            kept = rows_of(last.kept)
+            shares = kept.view(-1) if action.how == "view" else kept
+            last.rows.mul_(2)
+            for index, tensor in enumerate((last.rows, shares.view(ROWS, WIDTH))):
+                self._add_to_loss(self._loss(tensor, "in_place", index, self._num_forwards))
 
     def _add_to_loss(self, more: Tensor) -> None:
         last = self._pending[-1]

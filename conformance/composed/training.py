@@ -72,10 +72,12 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
 
 #: What only a loop does that handles its wrapper. It lets go of the wrapper, whose outputs may await their backward: it
 #: wraps the module anew before (`again`) or when it needs a wrapper (`dropped`), and the bare module may have its own
-#: backward meanwhile (`bare`). Or it calls the wrapper within a function transform, which brings no gradients.
+#: backward meanwhile (`bare`). Or it calls the wrapper within a function transform, which brings no gradients. Or it
+#: changes an output in place, and a loss also comes by way of what the module returned, which it kept, or a view of it.
 HANDLING: Mapping[str, tuple[str, ...]] = {
     "wrapper": ("dropped", "again", "bare"),
     "transform": ("grad", "jvp", "vmap", "stand_ins"),
+    "in_place": ("kept", "view"),
 }
 #: What becomes of the parameters of a block that is wrapped by itself: the wrapper around ignores them, or they are
 #: frozen by then.
