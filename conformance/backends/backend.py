@@ -77,6 +77,8 @@ class Backend:
     they may touch the device. Ranks call `device(rank)` and `create(store, rank, world_size, timeout)`; every rank must
     call `create`, which returns the connected group. A rank calls `noticed()` after every
     scenario: what its device found wrong in it, such as a race; a phrase fails the scenario, whatever it is about.
+    The controller calls `device_bytes()`: how much memory each device has, for as many lanes (`--jobs`) as have room;
+    None where ranks of several lanes must not share a device. The CPU's memory is known.
     `source` is the text by which ranks find this value again in their own process, because functions of a vendor's
     module need not pickle.
     """
@@ -88,6 +90,7 @@ class Backend:
     unavailable: Callable[[], str]
     device: Callable[[int], str]
     create: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup]
+    device_bytes: Callable[[], int | None] = lambda: None
     noticed: Callable[[], tuple[str, ...]] = tuple
     source: str = ""
 

@@ -2,6 +2,9 @@
 
 A run may have more ranks than devices, to test correctness, not speed. NCCL refuses two ranks on one device when their
 host hash and bus id agree, so each of these ranks gets a host id of its own, and they talk over loopback sockets.
+
+The communicator is made with the group, as `init_process_group` makes it with a `device_id`. Else the first message
+between two ranks makes one for these two, and a ring of ranks that all send first waits for good.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ def _device(rank: int) -> str:
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
+def _device_bytes() -> int:
+    indices = range(torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(index).total_memory for index in indices), default=0)
+
+
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
     if world_size > torch.cuda.device_count():  # set before NCCL's first call in this process, which reads them once
         os.environ["NCCL_HOSTID"] = f"rank{rank}"
@@ -35,7 +43,9 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
         torch.cuda.set_device(_device(rank))
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return group
 
 
 NCCL = Backend(
@@ -46,4 +56,5 @@ NCCL = Backend(
     unavailable=_unavailable,
     device=_device,
     create=_create,
+    device_bytes=_device_bytes,
 )

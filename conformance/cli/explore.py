@@ -86,7 +86,7 @@ def command(
     source = backend_value.source or backend_value.name
     preload = preloads_of([probed])
     # A lane judges a training before it draws the next one, and so keeps one processor busy.
-    jobs = jobs or num_lanes(backend_value.device_type, examples * len(seeds), processors_each=1)
+    jobs = jobs or num_lanes(backend_value, examples * len(seeds), processors_each=1)
     num_run = 0
 
     @contextmanager

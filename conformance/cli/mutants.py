@@ -63,6 +63,7 @@ def command(
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug.
     """
+    from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detector import detect_all
     from conformance.mutants.page import detection_page, detection_table, made_by_all
@@ -96,7 +97,7 @@ def command(
         _say,
         deviations=deviations,
         further=in_profile(profile, further, catalogue) if profile else further,
-        jobs=jobs or num_lanes("cpu"),
+        jobs=jobs or num_lanes(GLOO),
         kept=keep,
     )
     console = make_console()

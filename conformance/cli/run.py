@@ -386,7 +386,7 @@ def _judge(
                 on_event=on_event,
                 controller=controller,
                 zygote=zygote,
-                jobs=request.jobs or num_lanes(backend.device_type, len(scenarios)),
+                jobs=request.jobs or num_lanes(backend, len(scenarios)),
                 on_schedule=schedules.append,
                 **how,
             )

@@ -16,6 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
+from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError, instance
 
 Task = TypeVar("Task")
@@ -29,6 +30,8 @@ Work = Callable[[Iterator[Task]], Generator[Result]]
 _PROCESSORS_OF_A_LANE = 2
 #: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
 _BYTES_OF_A_LANE = 2 * 2**30
+#: What they take of a device that they share: up to 1.1 GiB each (CUDA 13, NCCL 2.28), and as much for their tensors.
+_DEVICE_BYTES_OF_A_LANE = 10 * 2**30
 #: A lane begins with ranks that have run nothing, which takes as long as some scenarios.
 _FEWEST_IN_A_LANE = 16
 #: How long lanes may take to end their ranks once they are told to stop.
@@ -40,15 +43,15 @@ class LaneError(ConformanceError):
 
 
 def num_lanes(
-    device_type: str, num_scenarios: int | None = None, *, processors_each: int = _PROCESSORS_OF_A_LANE
+    backend: Backend, num_scenarios: int | None = None, *, processors_each: int = _PROCESSORS_OF_A_LANE
 ) -> int:
-    """Return for how many lanes this machine has the processors and the memory; one where ranks share a device.
+    """Return for how many lanes this machine has the processors and the memory, its devices' included.
 
     With so few scenarios that a lane would not be worth its start, fewer. A lane keeps `processors_each` busy.
     """
-    if device_type != "cpu":
-        return 1
     lanes = min(len(os.sched_getaffinity(0)) // processors_each, _available_bytes() // _BYTES_OF_A_LANE)
+    if backend.device_type != "cpu":
+        lanes = min(lanes, (backend.device_bytes() or 0) // _DEVICE_BYTES_OF_A_LANE)
     if num_scenarios is not None:
         lanes = min(lanes, num_scenarios // _FEWEST_IN_A_LANE)
     return max(1, lanes)

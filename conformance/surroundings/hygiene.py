@@ -59,8 +59,9 @@ _OF_PYTHON = (
 )  # fmt: skip
 #: Functions of `sys` that Python calls and that anybody may replace.
 _HOOKS = ("breakpointhook", "displayhook", "excepthook", "unraisablehook")
-#: Flags of torch that say nothing of how it computes, or that cannot be read before it has looked for GPUs.
-_NO_FLAGS = ("thread_name", "blas_preferred_backend", "linalg_preferred_backend")
+#: Flags of torch that say nothing of how it computes, that cannot be read before it has looked for GPUs, or that torch
+#: sets by itself: the first attention on a CUDA device sets the order of kernels.
+_NO_FLAGS = ("thread_name", "blas_preferred_backend", "linalg_preferred_backend", "sdp_priority_order")
 #: What is said of a flag that torch does not tell, before the reason.
 _NO_VALUE = "no value:"
 #: These may end, or take another name, by themselves at any time: only new ones count.

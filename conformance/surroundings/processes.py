@@ -23,10 +23,28 @@ def is_stopped(pid: int) -> bool:
 def children_of(pid: int) -> dict[int, str]:
     """Return the name of every process that the process `pid` started and nobody has waited for, by its number.
 
-    Looks at every process of the machine, which takes some milliseconds.
+    Some kernels tell only by every process of the machine, which takes milliseconds, and more on a larger machine.
     """
-    stats = {int(folder.name): _stat(folder) for folder in processes()}
+    numbers = _told_children_of(pid)
+    folders = processes() if numbers is None else [Path(f"/proc/{number}") for number in numbers]
+    stats = {int(folder.name): _stat(folder) for folder in folders}
     return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
+
+
+def _told_children_of(pid: int) -> list[str] | None:
+    """Return the numbers of the children of each thread; None where the kernel has no list of them."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except FileNotFoundError:
+        return None
+    numbers: list[str] = []
+    for thread in threads:
+        try:
+            numbers += (thread / "children").read_text().split()
+        except OSError:
+            if thread.exists():
+                return None
+    return numbers
 
 
 class _Stat(NamedTuple):

@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
+from conformance.backends.gloo import GLOO
 from conformance.cli import main
 from conformance.errors import SubjectError
 from conformance.run import runner
@@ -29,6 +31,7 @@ from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
+GIB = 2**30
 PROGRAMS = "conformance.tests.worker_programs"
 STEP = Scenario("lanes/LANE-01/step", ("LANE-01",), "workers/step")
 
@@ -96,10 +99,21 @@ def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_ranks_that_share_a_device_have_one_lane() -> None:
-    assert num_lanes("cuda") == 1
-    assert num_lanes("cpu") >= 1
-    assert num_lanes("cpu", num_scenarios=20) == 1
+def test_there_are_as_many_lanes_as_processors_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("conformance.run.lanes._available_bytes", lambda: 100 * GIB)
+    assert num_lanes(GLOO) == 8
+    assert num_lanes(GLOO, num_scenarios=20) == 1
+
+
+@pytest.mark.parametrize(("device_bytes", "lanes"), [(None, 1), (8 * GIB, 1), (80 * GIB, 8), (40 * GIB, 4)])
+def test_lanes_share_a_device_that_has_room_for_them(
+    device_bytes: int | None, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("conformance.run.lanes._available_bytes", lambda: 100 * GIB)
+    on_a_device = replace(GLOO, device_type="cuda", device_bytes=lambda: device_bytes)
+    assert num_lanes(on_a_device) == lanes
 
 
 def scenario(name: str, requirement: str = "GRAD-01", world_size: int = 2) -> Scenario:

@@ -27,7 +27,7 @@ HOLDS_ONE = {"IsNoTorchDDP"}
 #: Ranks of these wait for each other until a deadline, or are tried in many scenarios.
 SLOW = {
     "JoinedRanksKeepFirstBuckets", "LeavesWithItsLastGradient", "keeps_descriptors", "drops_the_timeout",
-    "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank", "keeps_threads",
+    "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank", "keeps_threads", "CopiesListsByKernels",
 }  # fmt: skip
 #: As all of these chapters do.
 SLOW_CHAPTERS = {"fates", "timeouts"}

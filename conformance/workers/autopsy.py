@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Collection, Mapping
 
@@ -21,6 +22,8 @@ _STACK_MOST_TIMES = 4
 _STACK_POLL_S = 0.005
 _OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
+_READ_BYTES = 1 << 17
+_CPP_FRAME = re.compile(r"\s*frame #\d+: ")
 _STACK_BYTES = 1 << 20
 _STACK_NOISE = (
     "conformance/workers/zygote.py",
@@ -82,8 +85,12 @@ def describe(seat: Seat, fate: Ending, last_seen: LastSeen | None = None) -> Obs
 
 
 def tail(seat: Seat) -> str:
-    """Return the end of what the rank printed in this scenario."""
-    return _text(seat.file("output"), last_bytes=_TAIL_BYTES)
+    """Return the end of what the rank printed in this scenario, but for the frames of stacks of C++.
+
+    What torch raises in a thread of its own, as NCCL's watchdog does, has its message above dozens of them.
+    """
+    lines = _text(seat.file("output"), last_bytes=_READ_BYTES).splitlines(keepends=True)
+    return "".join(line for line in lines if not _CPP_FRAME.match(line))[-_TAIL_BYTES:]
 
 
 def _stack(seat: Seat) -> str:

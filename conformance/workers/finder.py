@@ -46,6 +46,7 @@ class Description(Struct, frozen=True):
     device_type: str
     capabilities: frozenset[str]
     most_ranks: int | None
+    device_bytes: int | None
     unavailable: str
 
 
@@ -99,6 +100,7 @@ def find_backend(text: str) -> Backend:
         unavailable=lambda: told.unavailable,
         device=_only_in_ranks,
         create=_only_in_ranks,
+        device_bytes=lambda: told.device_bytes,
         source=text,
     )
 
@@ -204,10 +206,11 @@ def _as_subject(text: str) -> Found:
 def _as_backend(text: str) -> Found:
     one = get_backend(text)
     try:
-        unavailable, most_ranks = one.unavailable(), one.max_world_size()
+        unavailable, most_ranks, device_bytes = one.unavailable(), one.max_world_size(), one.device_bytes()
     except Exception as error:
-        unavailable, most_ranks = f"asking it raised {type(error).__name__}: {error}", None
-    return Found(backend=Description(one.name, one.device_type, one.capabilities, most_ranks, unavailable))
+        unavailable, most_ranks, device_bytes = f"asking it raised {type(error).__name__}: {error}", None, None
+    told = Description(one.name, one.device_type, one.capabilities, most_ranks, device_bytes, unavailable)
+    return Found(backend=told)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import group_of_one, run_ranks
+from ddp_impl.torch_internals.tensors import foreach_copy_
 
 DTYPES = (
     torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bits8,
@@ -58,3 +59,13 @@ def test_a_sparse_buffer_is_refused_by_name_unless_it_need_not_be_copied() -> No
         late._has_buffers = True
         with pytest.raises(RuntimeError, match="buffer 'graph'"):
             late(torch.ones(1, 2))
+
+
+def test_a_device_without_kernels_for_lists_copies_one_tensor_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kernel(targets: list[Tensor], sources: list[Tensor]) -> None:
+        raise RuntimeError('"foreach_tensor_copy" not implemented')
+
+    monkeypatch.setattr(torch, "_foreach_copy_", no_kernel)
+    targets = [torch.zeros(2), torch.zeros(3)]
+    foreach_copy_(targets, [torch.ones(2), torch.full((3,), 2.0)])
+    assert [target.tolist() for target in targets] == [[1.0, 1.0], [2.0, 2.0, 2.0]]

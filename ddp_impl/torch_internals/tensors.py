@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +34,14 @@ functional_collectives: Any = torch.ops._c10d_functional
 
 
 def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it."""
+    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it.
+
+    One after the other where there is no kernel for lists of such tensors: of some dtypes on a CUDA device, and where
+    conjugation or negation is a bit. A rank that raised here alone would leave the others waiting.
+    """
     try:
         torch._foreach_copy_(targets, sources)
-    except RuntimeError:  # before anything is copied: it takes no tensor whose conjugation or negation is a bit
-        if not any(map(is_lazy, chain(targets, sources))):
-            raise
+    except RuntimeError:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.models.buffer_values import DTYPES
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
@@ -149,3 +151,20 @@ def CountsBuffersOnce(watch: ParameterWatch, check: Call, /, **kwargs: Any) -> b
     """BUG: a module without buffers at construction is taken for one that never has any."""
     check(**kwargs)
     return False
+
+
+@replaces(Ours, "_sync_buffers")
+def CopiesListsByKernels(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
+    """BUG: where no kernel copies lists of a dtype, every rank but the one that sends raises."""
+    with mock.patch.object(collectives, "foreach_copy_", _by_kernels):
+        sync_buffers(authoritative)
+
+
+def _by_kernels(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if any(target.dtype not in _WITH_KERNELS for target in targets):
+        raise RuntimeError('"foreach_tensor_copy" not implemented for this dtype')
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+_WITH_KERNELS = frozenset(DTYPES[name] for name in ("float32", "float64", "float16", "bfloat16", "int32", "int64"))
