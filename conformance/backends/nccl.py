@@ -5,6 +5,9 @@ host hash and bus id agree, so each of these ranks gets a host id of its own, an
 
 The communicator is made with the group, as `init_process_group` makes it with a `device_id`. Else the first message
 between two ranks makes one for these two, and a ring of ranks that all send first waits for good.
+
+Nothing of NCCL raises when time is over: torch's watchdog ends the process ("Environment variables" of
+ProcessGroupNCCL, TORCH_NCCL_ASYNC_ERROR_HANDLING). So it declares no `timeouts`.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 NCCL = Backend(
     name="nccl",
     device_type="cuda",
-    capabilities=CAPABILITIES - {"any_source", "bitwise", "int16", "sparse", "tags"},
+    capabilities=CAPABILITIES - {"any_source", "bitwise", "int16", "sparse", "tags", "timeouts"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

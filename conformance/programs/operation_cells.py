@@ -42,12 +42,13 @@ _NUM_NEIGHBOURS = 5
 
 INPUTS = "inputs after each operation"
 SURROUNDINGS = "memory round each tensor"
+AFTERWARDS = "the group after what every rank refused"
 
 
 @program(
     "operation_cells",
     invariants=(),
-    speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",)},
+    speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",), AFTERWARDS: ("ERR-03",)},
     without_ddp=True,
 )
 def operation_cells(ctx: RankContext) -> None:
@@ -85,16 +86,18 @@ def operation_cells(ctx: RankContext) -> None:
     groups.destroy()
     ctx.observe(INPUTS, changed.get(INPUTS, ""))
     ctx.observe(SURROUNDINGS, changed.get(SURROUNDINGS, ""))
+    if refusable:
+        ctx.observe(AFTERWARDS, changed.get(AFTERWARDS, ""))
 
 
 @operation_cells.expects
 def _operation_cells(scenario: Scenario) -> Mapping[int, Facts]:
     cells = cells_of(scenario)
+    others = [INPUTS, SURROUNDINGS, *([AFTERWARDS] if scenario.arguments.get("refusable") else [])]
     return {
         rank: {
             **{cell.describe(): Right() for cell in cells if rank in members_of(cell.group, rank, scenario.world_size)},
-            INPUTS: Right(),
-            SURROUNDINGS: Right(),
+            **{name: Right() for name in others},
         }
         for rank in range(scenario.world_size)
     }
@@ -114,6 +117,7 @@ def _right_or_refused(
     """Try a cell that a backend may refuse, in a group that may break; an error is as good as right values.
 
     Where only some ranks refuse, the others must come to right values or to an error, such as that of the timeout.
+    Where all refuse, nothing has begun, and the group must go on working.
     """
     group = _group(ctx, groups, name)
     with ctx.phase(cell.describe()):
@@ -122,8 +126,26 @@ def _right_or_refused(
         except Exception as error:
             text = shorten(str(error))
             wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
-        everybody = told(cell.describe(), said, ctx.rank, range(ctx.world_size))
-    return _Outcome(wrong, len(set(everybody)) > 1)
+        everybody = set(told(cell.describe(), said, ctx.rank, range(ctx.world_size)))
+    if everybody != {"refused"}:
+        return _Outcome(wrong, len(everybody) > 1)
+    with ctx.phase(f"all_reduce after {cell.describe()} was refused"):
+        broken = _wrong_sum(ctx, group)
+    if broken:
+        changed.setdefault(AFTERWARDS, f"after every rank refused {cell.describe()}, all_reduce {broken}")
+    return _Outcome(wrong, any(told(AFTERWARDS, broken, ctx.rank, range(ctx.world_size))))
+
+
+def _wrong_sum(ctx: RankContext, group: Any) -> str:
+    """Return what is wrong with a sum over the group, as a clause."""
+    tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
+    try:
+        dist.all_reduce(tensor, group=group)
+        found = tensor.tolist()
+    except Exception as error:
+        return f"raised {type(error).__name__}: {shorten(str(error))}"
+    expected = float(sum(range(1, ctx.world_size + 1)))
+    return "" if found == [expected] * 3 else f"gave {found}, expected {expected:g} thrice"
 
 
 def _group(ctx: RankContext, groups: Groups, name: str) -> Any:

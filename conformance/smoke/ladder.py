@@ -16,7 +16,7 @@ from conformance.run.needs import needs_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.smoke.breakage import Breakage, find_breakage
-from conformance.smoke.rungs import COLLECTIVES, STEP, STEP_OF_KNOWN, Rung
+from conformance.smoke.rungs import ALL_REDUCE, COLLECTIVES, STEP, STEP_OF_KNOWN, Rung
 from conformance.smoke.without_option import without_option
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject, swallows
@@ -128,6 +128,8 @@ def climb(
             if broken and rung in _STEPS:
                 return  # a DDP on what is broken tells nothing more
             footing = climber.try_rung(rung, ranks, ddp)
+            if footing.status in (Status.ABSENT, Status.UNCLEAN):
+                footing = climber.after_refusal(footing, ranks, ddp)
             yield footing
             broken = broken or footing.status is Status.BROKEN
             if broken and (not keep_going or rung in (_ALONE, _TOGETHER)):
@@ -149,6 +151,7 @@ class _Climber:
         self._controller = controller
         self._world_size = world_size
         self._deadline_s = deadline_s
+        self._fresh = False  #: whether a refusal has left the ranks' group of no use
 
     def rungs(self, subject: Subject) -> Iterator[tuple[Rung, int, Subject]]:
         """Yield every rung with its number of ranks and its DDP: torch's own first, then `subject`."""
@@ -164,7 +167,7 @@ class _Climber:
         started = time.perf_counter()
         scenario = rung.scenario(world_size, self._deadline_s, self._backend.capabilities)
         expected = self._controller.expect(scenario)
-        observations = self._controller.run(scenario, subject)
+        observations = self._controller.run(scenario, subject, fresh=self._fresh)
         found = find_breakage(
             observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.hint,
             method=rung.method,
@@ -174,6 +177,18 @@ class _Climber:
         name = f"{rung.name} of {subject.name}" if rung in _STEPS else rung.name
         status, detail = _judge(rung, found, declared)
         return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
+
+    def after_refusal(self, footing: Footing, world_size: int, subject: Subject) -> Footing:
+        """Return `footing`, a rung that ranks have refused; broken if their group is of no use any more."""
+        found = self.try_rung(ALL_REDUCE, world_size, subject).breakage
+        if found is None:
+            return footing
+        self._fresh = True
+        summary = f"after the ranks refused it, {found.summary}"
+        advice = "What is refused must leave nothing begun: no group of calls, no lock, no number of a collective."
+        return replace(
+            footing, status=Status.BROKEN, detail=summary, breakage=replace(found, summary=summary, advice=advice)
+        )
 
     def try_undeclared(self, capability: str, subject: Subject) -> Iterator[Footing]:
         """Yield the result of the first scenario that needs `capability`, which `subject` does not declare.

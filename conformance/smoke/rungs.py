@@ -142,6 +142,13 @@ _COPYING = tuple(name for name in OPERATIONS if name not in _REDUCING)
 #: gloo refuses complex numbers in gather, which profile `backend` tells with its source (DT-06).
 _OF_COMPLEX = tuple(name for name in OPERATIONS if name != "gather")
 
+ALL_REDUCE = Rung(
+    "all_reduce",
+    "every rank gets the sum of what all ranks pass, in place",
+    "In allreduce, every rank's tensor must end up with the same sum, written into the tensor that was passed.",
+    _each("all_reduce", "dtype", ("float32", "float64", "int32", "int64")),
+)
+
 COLLECTIVES: tuple[Rung, ...] = (
     Rung(
         "broadcast",
@@ -150,12 +157,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         " is opts.rootRank. Its Work, like every Work, has a wait() that returns once the tensor is there.",
         _from_every_root("broadcast"),
     ),
-    Rung(
-        "all_reduce",
-        "every rank gets the sum of what all ranks pass, in place",
-        "In allreduce, every rank's tensor must end up with the same sum, written into the tensor that was passed.",
-        _each("all_reduce", "dtype", ("float32", "float64", "int32", "int64")),
-    ),
+    ALL_REDUCE,
     Rung(
         "all_reduce sizes",
         "odd and large tensors are summed, every element of them",

@@ -106,7 +106,7 @@ def test_there_are_as_many_lanes_as_processors_and_memory_allow(monkeypatch: pyt
     assert num_lanes(GLOO, num_scenarios=20) == 1
 
 
-@pytest.mark.parametrize(("device_bytes", "lanes"), [(None, 1), (8 * GIB, 1), (80 * GIB, 8), (40 * GIB, 4)])
+@pytest.mark.parametrize(("device_bytes", "lanes"), [(None, 1), (8 * GIB, 1), (24 * GIB, 2), (80 * GIB, 4)])
 def test_lanes_share_a_device_that_has_room_for_them(
     device_bytes: int | None, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,18 @@ def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
     assert "'all_to_all' is not declared; a clean error would be better: all_to_all_s" in found["all_to_all"].detail
 
 
+def test_a_group_that_does_not_work_after_a_refusal_is_broken(
+    monkeypatch: pytest.MonkeyPatch, zygote: ZygoteProcess
+) -> None:
+    rungs = [rung for rung in COLLECTIVES if rung.name in ("all_reduce", "int16", "avg")]
+    monkeypatch.setattr(ladder, "COLLECTIVES", rungs)
+    climbed = climb(f"{BROKEN}:LEFT_OPEN", "torch", world_size=2, zygote=zygote, keep_going=True)
+    found = {one.rung: one for one in climbed}
+    assert found["int16"].status is Status.BROKEN
+    assert found["int16"].detail.startswith("after the ranks refused it, all_reduce SUM of float32, 7 elements: wrong")
+    assert found["avg"].status is Status.HOLDS  # on other ranks
+
+
 def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:MODEST_DDP", world_size=2, zygote=zygote)}
     assert found["no_sync"].status is Status.UNDECLARED

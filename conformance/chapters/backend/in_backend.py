@@ -70,10 +70,12 @@ class BackendGrid(Grid):
                     if names[slug] > 1:
                         slug += f"-part{names[slug]}"
                     given: dict[str, Any] = {"cells": [cell.to_json() for cell in part]}
+                    besides = also
                     if refusable or undeclared:
                         given["refusable"] = True
+                        besides += ("ERR-03",)
                     if undeclared:
                         given["undeclared"] = [undeclared]
                     yield from self(
-                        requirement, slug, "operation_cells", world_size, also=also, needs=needs, arguments=given
+                        requirement, slug, "operation_cells", world_size, also=besides, needs=needs, arguments=given
                     )

@@ -104,6 +104,8 @@ def _wait_late(work: Any, patience: Patience) -> str:
     time.sleep(_LATE_S)
     if wrong := _wait(work, patience):
         return wrong
+    if torch.accelerator.is_available():  # a device's Work has only put the reading stream behind itself
+        torch.accelerator.synchronize()
     return "" if work.is_completed() else "is_completed() is False after wait()"
 
 
