@@ -128,8 +128,8 @@ class Bucket:
         self.flat, self.views, self._where = self.flat.new_empty(0), [], []
 
     def claim(self) -> None:
-        """Allocate the storage again, with any values in it, if it was given up."""
-        if self.flat.numel() != self._length:
+        """Allocate the storage again, with any values in it, if it was given up; of no elements, too."""
+        if not self.views and not self.sparse:
             self.flat = self.flat.new_empty(self._length)
             self.views = _views_of(self.flat, self._layouts)
             self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.autograd.graph import Node
 from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
+from ddp_impl.torch_internals.tensors import nodes_behind
 
 
 @dataclass(eq=False)
@@ -49,7 +51,7 @@ class Iteration:
 
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Know what one more forward returned, if it is marked."""
-        nodes: list[Any] = [tensor.grad_fn for tensor in tensors]
+        nodes: Iterable[Any] = chain.from_iterable(map(nodes_behind, tensors))
         marks = [weakref.ref(node) for node in nodes if isinstance(node, BackwardCFunction)]
         self.outputs = [known for known in self.outputs if known() is not None] + marks
 

@@ -70,7 +70,19 @@ def not_judged(training: Training, options: Mapping[str, Any]) -> str:
         _not_judged_in_company(training, options)
         or _not_judged_with_numerics(training, options)
         or _not_judged_in_handling(training, options)
+        or _not_judged_under_autocast(training)
     )
+
+
+def _not_judged_under_autocast(training: Training) -> str:
+    """Return why not, if ranks wait for each other between two uses of one weight under autocast.
+
+    A process has one cache of weights that autocast has cast, which plain ranks share. The first to leave autocast
+    empties it; another casts the weight once more then, and rounds the sum of its two gradients otherwise.
+    """
+    is_cached_twice = training.around == "autocast" and any(block.kind == "shared" for block in training.blocks)
+    waits = training.nested or (training.exchange is not None and training.exchange.place in ("forward", "both"))
+    return "plain ranks share what autocast has cast" if is_cached_twice and waits else ""
 
 
 def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) -> str:
@@ -148,8 +160,8 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
         return "one backward brings what several wrappers have, at another place on each rank"
     if "wrapper" in kinds and ("relayout", "rank_0") in ways:
         return "parameters that ranks lay out differently may not be wrapped"
-    if "in_place" in kinds and "head" in kinds:
-        return "autograd has saved the rows that a layer outside has read"
+    if "in_place" in kinds and ("head" in kinds or (training.idle and training.beside is not None)):
+        return "autograd has saved the rows, which another layer has read"
     if ("transform", "jvp") in ways and any(block.kind == "counted" for block in training.blocks):
         return (
             "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"

@@ -7,6 +7,7 @@ import dataclasses
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards
+from ddp_impl import backwards, iteration
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
@@ -176,6 +177,15 @@ class KnowsItsLastForwardOnly(Reducer):
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         self.reduction.iteration.outputs.clear()
         super().prepare_for_backward(outputs)
+
+
+@as_part
+class KnowsNoViews(Reducer):
+    """BUG: a wrapper does not know its own outputs where they are views of what has its mark."""
+
+    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+        with mock.patch.object(iteration, "nodes_behind", lambda output: [output.grad_fn]):
+            super().prepare_for_backward(outputs)
 
 
 @as_part

@@ -77,6 +77,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _features()
     yield from _begun_apart()
     yield from _local_of_another()
+    yield from _views_returned()
     yield from _waiting()
     yield from _wrapped_parts()
     yield from _crossed()
@@ -143,6 +144,20 @@ def _local_of_another() -> Iterator[Scenario]:
         slug = f"transformed-before-backward-{dashed(how)}"
         needs = ("ignored_parameters", "no_sync")
         yield from _grid("NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training, needs=needs)
+
+
+def _views_returned() -> Iterator[Scenario]:
+    """Yield forwards that return views, which come to the backward by another node than what has the mark."""
+    local = (Action("no_sync", "whole"), Action("forward", "plain"), Action("backward", "together"))
+    for when in ("rank_0_later", "not_rank_0"):
+        beside = Training((Block("complex", when=when),), actions=local, beside=Beside())
+        within = Training((Block("complex", when=when), Block()), actions=local, nested="ignored")
+        for kind, training in (("beside", beside), ("nested", within)):
+            needs = ("no_sync", *(("ignored_parameters",) if training.nested else ()))
+            slug = f"views-{kind}-{dashed(when)}"
+            yield from _grid(
+                "NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training.to_json(), needs=needs
+            )
 
 
 def _waiting() -> Iterator[Scenario]:

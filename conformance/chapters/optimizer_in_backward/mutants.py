@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from conformance.mutants.patches import Call, replaces
+from torch import Tensor
+
+from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_reduction import BucketReduction
@@ -134,3 +137,12 @@ def StepsAtTheEnd(reduction: BucketReduction, hand_out_all_but_the_last: Call) -
 def StepsWhateverHasAGradient(_: BucketReduction, step: Call, bucket: Bucket, *__: Any) -> None:
     """BUG: a parameter that no rank has used is stepped where the user has given it a gradient."""
     step(bucket, None)
+
+
+@as_part
+class ClaimsWhatHasElements(BucketReduction):
+    """BUG: a bucket of no elements that has given up its memory has no place for its gradients any more."""
+
+    def _collected(self, bucket: Bucket) -> Tensor:
+        with contextlib.nullcontext() if bucket._length else mock.patch.object(Bucket, "claim"):
+            return super()._collected(bucket)

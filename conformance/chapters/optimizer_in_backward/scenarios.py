@@ -15,6 +15,7 @@ from conformance.chapters.variants import (
     VIEW,
     Variant,
     arguments,
+    capped,
     each,
 )
 from conformance.composed.training import Action, Block, Training
@@ -92,6 +93,9 @@ def _choices() -> Iterator[Scenario]:
             yield from _grid("OPTIM-14", "", "restarted_optimizer_in_backward", world_size, stepped)
 
 
+_STEP = (Action("forward", "plain"), Action("backward", "together"))
+
+
 def _accumulating() -> Iterator[Scenario]:
     local = ["local:a b c d"]
     last = arguments("last", steps=[[local, *_ALL]] * 3, zero_grad=True)
@@ -111,6 +115,11 @@ def _accumulating() -> Iterator[Scenario]:
     given = Training((Block("branch"),), actions=actions, optimizer="in_backward").to_json()
     for way in (PLAIN, VIEW, EACH_ALONE):
         yield from _grid("OPTIM-10", "set-by-user", "composed", (1, 2, 3), UNUSED.named(""), way, arguments=given)
+    # A parameter of no elements alone in its bucket, which gives its memory up once it is stepped.
+    blocks = (Block("empty", when="never"), Block("branch"), Block())
+    empty = Training(blocks, actions=(*_STEP, *_STEP), optimizer="in_backward").to_json()
+    for way in (capped("alone", 0.0001), VIEW | capped("alone", 0.0001)):
+        yield from _grid("OPTIM-08", "empty", "composed", (1, 2), UNUSED.named("") | way, arguments=empty)
 
 
 def _fused() -> Iterator[Scenario]:
