@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,13 @@ def test_no_requirement_is_without_one_that_stands_for_it() -> None:
 
 def test_every_testable_requirement_has_a_scenario() -> None:
     assert [requirement.id for requirement in load_catalogue().uncovered(load_scenarios())] == []
+
+
+def test_no_scenario_is_another_one_by_another_name() -> None:
+    ids: dict[str, str] = {}
+    for scenario in load_scenarios():
+        what = json.dumps(scenario.replace(id="a/b/c", requirements=("A-1",)).to_json(), sort_keys=True)
+        assert ids.setdefault(what, scenario.id) == scenario.id
 
 
 def test_scenarios_need_only_capabilities_that_somebody_can_declare() -> None:
