@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def early_zygote() -> AbstractContextManager[ZygoteProcess]:
-    """Start a zygote and return at once; the end of the block ends it and its ranks. Imports torch."""
+    """Start a zygote and return at once; the end of the block ends it and its ranks."""
     from conformance.workers.zygote_process import ZygoteProcess
 
     return closing(ZygoteProcess(None, ()))

@@ -321,6 +321,11 @@ def test_help_and_list_do_not_wait_for_torch(arguments: list[str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_the_zygote_is_begun_before_the_command_imports_torch() -> None:
+    code = "import sys; from conformance.workers.zygote_process import ZygoteProcess; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_list_shows_requirements_and_scenarios() -> None:
     assert "GRAD-01" in call("list", "gradients").stdout
     assert "TRAIN-01" not in call("list", "gradients").stdout

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import msgspec
 
 from conformance.workers import machine_time
-from conformance.workers.tensors import from_extension
 
 #: The longest message: thousands of times what a rank observes, and little enough to hold in memory.
 LIMIT_BYTES = 1 << 28
@@ -50,6 +49,13 @@ class MessageError(Exception):
     """What arrived is no message that this end expects: too long, malformed, or of another kind."""
 
 
+def _from_extension(code: int, data: memoryview) -> Any:
+    """Return what an extension holds. The first one imports torch: a zygote is begun before that, and imports it, too."""
+    from conformance.workers.tensors import from_extension
+
+    return from_extension(code, data)
+
+
 class Channel:
     """Sends and receives whole messages over a connected stream socket. One thread may send while another receives."""
 
@@ -57,7 +63,7 @@ class Channel:
         """Take over the socket; `expects` is the type, or the union of types, of the messages that arrive here."""
         connected.setblocking(False)
         self._socket = connected
-        self._decoder = msgspec.msgpack.Decoder(expects, ext_hook=from_extension)
+        self._decoder = msgspec.msgpack.Decoder(expects, ext_hook=_from_extension)
         self.limit_bytes = limit_bytes
         self._arrived = bytearray()
 
