@@ -50,7 +50,7 @@ class MessageError(Exception):
 
 
 def _from_extension(code: int, data: memoryview) -> Any:
-    """Return what an extension holds. The first one imports torch: a zygote is begun before that, and imports it, too."""
+    """Return what an extension holds; the first imports torch, which a zygote that was begun before does meanwhile."""
     from conformance.workers.tensors import from_extension
 
     return from_extension(code, data)
