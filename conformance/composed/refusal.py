@@ -73,6 +73,7 @@ def not_judged(training: Training, options: Mapping[str, Any]) -> str:
         or _not_judged_in_handling(training, options)
         or _not_judged_under_autocast(training)
         or _not_judged_in_sparse_sums(training)
+        or _not_judged_with_a_tail(training)
     )
 
 
@@ -96,6 +97,17 @@ def _not_judged_under_autocast(training: Training) -> str:
     is_cached_twice = training.around == "autocast" and any(block.kind == "shared" for block in training.blocks)
     waits = training.nested or (training.exchange is not None and training.exchange.place in ("forward", "both"))
     return "plain ranks share what autocast has cast" if is_cached_twice and waits else ""
+
+
+def _not_judged_with_a_tail(training: Training) -> str:
+    """Return why not, if a rank's loss may hold no output with a gradient, though another output has one.
+
+    Such a rank has no backward of the wrapper's, and an idle one, all of whose outputs are tied to one, has.
+    """
+    freezes = any(action.kind == "freeze" for action in training.actions)
+    is_frozen = freezes or not all(block.trainable for block in training.blocks)
+    is_alone = training.output == "unused_tail" and is_frozen
+    return "only a tail that no loss uses may be trained" if training.idle and is_alone else ""
 
 
 def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) -> str:
