@@ -39,7 +39,7 @@ from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.modules import ignored_names
-from ddp_impl.torch_internals.tensors import outside_transforms
+from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms
 from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expanded
 
@@ -156,6 +156,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._comm_hook: tuple[Any, Any] | None = None
         self._buffer_hook: BufferHook | None = None
         self._lazy_init_ran = False
+        self._began = 0  #: how many nodes there were when the last forward began
         self._authoritative_rank = 0
         self._has_buffers = bool(self.modules_buffers)
         self._options = ReducerOptions(
@@ -234,6 +235,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             inputs, kwargs = move(inputs, device), move(kwargs, device)
         if self._caster is not None:
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
+        self._began = num_nodes()
         return inputs, kwargs
 
     def _meet_before_forward(self) -> None:
@@ -291,7 +293,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._local_gradients.forward_will_be_reduced()
             heard = self.reducer.absences.tie(output, tensors)
             if have_an_order():
-                heard = marked(heard, tensors if heard is output else find_tensors(heard))
+                heard = marked(heard, tensors if heard is output else find_tensors(heard), self._began)
             self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
             return heard
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:

@@ -21,6 +21,8 @@ from ddp_impl.nested_tensors import map_tensors
 from ddp_impl.torch_internals.tensors import (
     has_sizes,
     is_bound_to_transform,
+    is_in_graph_since,
+    is_more_than_a_view,
     keeping_versions,
     outside_transforms,
     owner_in_graph,
@@ -28,17 +30,22 @@ from ddp_impl.torch_internals.tensors import (
 )
 
 
-def marked(output: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return `output`, which holds `tensors`, with a mark behind each of them that a backward may come to."""
-    return identified(output, [tensor for tensor in tensors if tensor.grad_fn is not None])
+def marked(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
+    """Return `output`, which holds `tensors`, with a mark behind each of them that a backward may come to.
+
+    What was in the graph before the forward, which began at `since`, gets none: no parameter of this forward is behind
+    it, and others may have used it.
+    """
+    return identified(output, [tensor for tensor in tensors if is_in_graph_since(tensor, since)])
 
 
 def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = None) -> Any:
     """Return `output`, which holds `tensors`, with an identity behind each, which gives `leaf` a gradient of zero.
 
-    It goes behind the tensor that owns the memory, in place; views of that one are viewed again, from there. In place
-    it cannot go where autograd lets nobody change the tensor: then the tensor is replaced, as is one without a graph.
-    A tensor of a function transform (`torch.func`) stays as it is.
+    It goes behind the tensor that owns the memory, in place; views of that one are viewed again, from there. The tensor
+    is replaced by another one of its memory where autograd lets nobody change it, where it has no graph, and where
+    somebody waits for all of its gradient (`retain_grad`, a hook on a view). A tensor of a function transform
+    (`torch.func`) stays as it is.
     """
     replaced: dict[int, Tensor] = {}
     owners: dict[int, Tensor] = {}
@@ -53,13 +60,18 @@ def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = Non
 
 def _identified(tensor: Tensor, owners: dict[int, Tensor], leaf: Tensor | None) -> Tensor:
     owner = owner_in_graph(tensor)
-    if owner is None:
+    if owner is None or owner.retains_grad or (owner is not tensor and is_more_than_a_view(tensor)):
         another: Tensor = _Identity.apply(tensor, False, leaf)
+        vars(another).update(vars(tensor))
         return another
     if id(owner) not in owners:
         with keeping_versions([owner]):  # nothing changes, and autograd may have saved the values
             owners[id(owner)] = _Identity.apply(owner, True, leaf)
-    return tensor if owner is tensor else view_again(tensor, owner)
+    if owner is tensor:
+        return tensor
+    again = view_again(tensor, owner)
+    vars(again).update(vars(tensor))
+    return again
 
 
 class _Identity(torch.autograd.Function):
@@ -68,6 +80,7 @@ class _Identity(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, in_place: bool, leaf: Tensor | None) -> Tensor:
         """Return the tensor."""
+        ctx.set_materialize_grads(False)  # what is no gradient stays none
         ctx.in_place, ctx.device = in_place, None if leaf is None else leaf.device
         if not in_place:
             return tensor.detach()
@@ -75,7 +88,7 @@ class _Identity(torch.autograd.Function):
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, Tensor | None]:
         """Return the gradient, and zero for the leaf."""
         zero = None if ctx.device is None else torch.zeros((), dtype=torch.float32, device=ctx.device)
         return gradients[0], None, zero

@@ -131,6 +131,25 @@ def owner_in_graph(tensor: Tensor) -> Tensor | None:
     return owner if is_ordinary and owner is not None and owner.grad_fn is not None else None
 
 
+def is_more_than_a_view(view: Tensor) -> bool:
+    """Whether somebody has put a hook on it, keeps its gradient, or has made it a class of its own."""
+    return bool(view._backward_hooks) or view.retains_grad or type(view) is not Tensor
+
+
+#: How many nodes this thread has put into graphs: a node has the number that this was before.
+num_nodes = torch._C._autograd._get_sequence_nr
+
+
+def is_in_graph_since(tensor: Tensor, since: int) -> bool:
+    """Whether `tensor` has a node, and the one that owns its memory has a node that is younger than `since`.
+
+    Each thread counts for itself. One of another thread may be taken for younger.
+    """
+    owner = owner_in_graph(tensor)
+    owner = tensor if owner is None else owner
+    return owner.grad_fn is not None and owner.grad_fn._sequence_nr() >= since
+
+
 def view_again(view: Tensor, owner: Tensor) -> Tensor:
     """Return the same view of `owner`, by whose present graph its gradients go."""
     again: Tensor = view._view_func(owner)  # type: ignore[attr-defined]

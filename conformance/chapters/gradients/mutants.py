@@ -544,9 +544,39 @@ def MarksApart(ddp: Ours, post_forward: Call, output: Any) -> Any:
         return post_forward(output)
 
 
-def _marked_apart(output: Any, tensors: Sequence[Tensor]) -> Any:
+def _marked_apart(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
     with mock.patch.object(ddp_impl.marks, "owner_in_graph", return_value=None):
-        return ddp_impl.marks.marked(output, tensors)
+        return ddp_impl.marks.marked(output, tensors, since)
+
+
+@replaces(Ours, "_post_forward")
+def MarksWhatWasThere(ddp: Ours, post_forward: Call, output: Any) -> Any:
+    """BUG: beside another wrapper, what forward took and returns gets a mark, apart from earlier uses of it."""
+    ddp._began = 0
+    return post_forward(output)
+
+
+@replaces(Ours, "_post_forward")
+def TakesHooksAway(ddp: Ours, post_forward: Call, output: Any) -> Any:
+    """BUG: beside another wrapper a view that forward returns is viewed anew, without the hooks on it."""
+    with mock.patch.object(ddp_impl.marks, "is_more_than_a_view", return_value=False):
+        return post_forward(output)
+
+
+@replaces(Ours, "_post_forward")
+def GivesZerosForNone(ddp: Ours, post_forward: Call, output: Any) -> Any:
+    """BUG: beside another wrapper, an output that gets no gradient hands zeros on."""
+    with mock.patch.object(ddp_impl.marks._Identity, "forward", staticmethod(_materializing)):
+        return post_forward(output)
+
+
+_identity = ddp_impl.marks._Identity.forward
+
+
+def _materializing(ctx: Any, *arguments: Any) -> Tensor:
+    output = _identity(ctx, *arguments)
+    ctx.set_materialize_grads(True)
+    return output
 
 
 @replaces(Reducer, "begins_with_others")

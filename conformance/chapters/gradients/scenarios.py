@@ -12,6 +12,7 @@ from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
 from conformance.chapters.gradients.local_hooks import MOMENTS as MOMENTS_OF_HOOKS
+from conformance.chapters.gradients.returned_tensors import HANDLED
 from conformance.chapters.gradients.shared_outputs import IDLE, SHARED
 from conformance.chapters.gradients.transforms import TRANSFORMS
 from conformance.chapters.grid import Axis, Grid, Worlds
@@ -70,6 +71,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _transforms()
     yield from _lazy_bits()
     yield from _shared_outputs()
+    yield from _returned_tensors()
     yield from _shared_memory()
     yield from _overflows()
     yield from _local_hooks()
@@ -215,6 +217,13 @@ def _shared_outputs() -> Iterator[Scenario]:
     yield from _grid("GRAD-44", "", "shared_outputs", 2, shared, beside, (PLAIN, UNUSED, STATIC), used)
     yield from _grid("GRAD-44", "", "shared_outputs", (2, 3), shared, beside, UNUSED, by_turns)
     yield from _grid("GRAD-44", "", "shared_outputs", 2, shared, beside, STATIC, of_rank_0)
+
+
+def _returned_tensors() -> Iterator[Scenario]:
+    handled, beside = each("handled", HANDLED), (arguments(beside=False), arguments("beside", beside=True))
+    yield from _grid("GRAD-45", "", "returned_tensors", 2, handled, beside, (UNUSED, STATIC))
+    ordinary = [way for way in handled if way.slug != "no-gradient"]  # else every parameter is unused
+    yield from _grid("GRAD-45", "", "returned_tensors", 2, ordinary, beside, PLAIN)
 
 
 def _lazy_bits() -> Iterator[Scenario]:
