@@ -70,9 +70,9 @@ class AutogradHooks:
         """Return the indices of the parameters to which another reducer listens, too."""
         if self._shared_since != AutogradHooks._num_changes:
             self._shared_since = AutogradHooks._num_changes
-            self._shared = frozenset(
-                index for index, table in enumerate(self._tables) if len(_OF_REDUCERS.intersection(table)) > 1
-            )
+            # Of copies: a wrapper that is freed meanwhile takes its hooks out of the tables.
+            keys = [[key for key in list(table) if key in _OF_REDUCERS] for table in self._tables]
+            self._shared = frozenset(index for index, ours in enumerate(keys) if len(ours) > 1)
         return self._shared
 
     def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.models.buffer_values import DTYPES
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
@@ -167,4 +166,4 @@ def _by_kernels(targets: list[Tensor], sources: list[Tensor]) -> None:
         target.copy_(source)
 
 
-_WITH_KERNELS = frozenset(DTYPES[name] for name in ("float32", "float64", "float16", "bfloat16", "int32", "int64"))
+_WITH_KERNELS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
