@@ -62,16 +62,16 @@ def _identified(tensor: Tensor, owners: dict[int, Tensor], leaf: Tensor | None) 
     owner = owner_in_graph(tensor)
     if owner is None or owner.retains_grad or (owner is not tensor and is_more_than_a_view(tensor)):
         another: Tensor = _Identity.apply(tensor, False, leaf)
-        vars(another).update(vars(tensor))
-        return another
-    if id(owner) not in owners:
-        with keeping_versions([owner]):  # nothing changes, and autograd may have saved the values
-            owners[id(owner)] = _Identity.apply(owner, True, leaf)
-    if owner is tensor:
-        return tensor
-    again = view_again(tensor, owner)
-    vars(again).update(vars(tensor))
-    return again
+    else:
+        if id(owner) not in owners:
+            with keeping_versions([owner]):  # nothing changes, and autograd may have saved the values
+                owners[id(owner)] = _Identity.apply(owner, True, leaf)
+        if owner is tensor:
+            return tensor
+        another = view_again(tensor, owner)
+    for name, value in vars(tensor).items():  # what users have noted on it; what a class keeps there is its own
+        vars(another).setdefault(name, value)
+    return another
 
 
 class _Identity(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from conformance.observation import Facts
 from conformance.programs.operations.calls import named
+from conformance.programs.operations.judging import wrong_sum
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -47,7 +48,7 @@ def refused_calls(ctx: RankContext) -> None:
                     work.wait()
         refused = f", after {mistake.name}"
         with ctx.phase(f"all_reduce{refused}"):
-            ctx.observe(f"all_reduce after {mistake.name}", _wrong_sum(ctx))
+            ctx.observe(f"all_reduce after {mistake.name}", wrong_sum(ctx.process_group, ctx.device))
 
 
 @refused_calls.expects
@@ -57,13 +58,6 @@ def _refused_calls(scenario: Scenario) -> Mapping[int, Facts]:
         facts[mistake.name] = Raises(("Exception",), mistake.mentions)
         facts[f"all_reduce after {mistake.name}"] = Right()
     return dict.fromkeys(range(scenario.world_size), facts)
-
-
-def _wrong_sum(ctx: RankContext) -> str:
-    tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
-    dist.all_reduce(tensor, group=ctx.process_group)
-    expected = float(sum(range(1, ctx.world_size + 1)))
-    return "" if tensor.tolist() == [expected] * 3 else f"the sum is {tensor.tolist()}, expected {expected:g} thrice"
 
 
 def _ones(ctx: RankContext, length: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:

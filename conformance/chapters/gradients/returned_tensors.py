@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
+from conformance.models.integers import RankStep
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.truth.steps import gradients
 
-WIDTH = 4
 NUM_STEPS = 2
 #: What the module or the loop does: the module hooks a view that it returns, returns a tensor whose gradient it keeps
 #: and from which it has computed another output, or returns an attribute of a view; the loop hooks, or keeps the
@@ -77,10 +77,8 @@ def returned_tensors(ctx: RankContext) -> None:
 def _train(ctx: RankContext) -> dict[str, Any]:
     handled = ctx.arguments["handled"]
     returning = Returning(handled)
-    pair = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False), returning])
-    with_integer_weights(pair, ctx.scenario.seed).to(ctx.device)
-    below = ctx.wrap(pair[0]) if ctx.arguments["beside"] else pair[0]
-    above, facts = ctx.wrap(returning), dict[str, Any]()
+    pair, below, above = with_layer_below(ctx, returning)
+    facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
         pair.zero_grad(set_to_none=True)
         turn = rank_step(ctx, index)
@@ -104,8 +102,7 @@ def _loss(turn: RankStep, handled: str, hidden: Tensor, before: Tensor, outputs:
             first = first * first.scale  # type: ignore[attr-defined]
         case "no_gradient":
             first = second = _GivesNone.apply(first)
-    losses = [turn.loss(tensor, micro=micro) for micro, tensor in enumerate((first, second, before))]
-    return losses[0] + losses[1] + losses[2]
+    return total_loss(turn, first, second, before)
 
 
 def _of_kept(step: str, kept: Tensor | None) -> dict[str, Any]:

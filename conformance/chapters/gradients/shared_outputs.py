@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.truth.steps import gradients
 
-WIDTH = 4
 NUM_STEPS = 3
 #: What has the memory of the output that is changed, or what that output is a view of.
 SHARED = ("input", "view_of_input", "pair", "views", "kept", "kept_view", "view_of_kept")
@@ -70,10 +69,8 @@ def shared_outputs(ctx: RankContext) -> None:
 def _train(ctx: RankContext) -> dict[str, Any]:
     shared, idle = ctx.arguments["shared"], ctx.arguments["idle"]
     sharing = Sharing(shared)
-    pair = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False), sharing])
-    with_integer_weights(pair, ctx.scenario.seed).to(ctx.device)
-    below = ctx.wrap(pair[0]) if ctx.arguments["beside"] else pair[0]
-    above, facts = ctx.wrap(sharing), dict[str, Any]()
+    pair, below, above = with_layer_below(ctx, sharing)
+    facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
         pair.zero_grad(set_to_none=True)
         turn = rank_step(ctx, index)
@@ -81,14 +78,9 @@ def _train(ctx: RankContext) -> dict[str, Any]:
         uses = _uses(idle, ctx.rank, index, ctx.scenario.world_size)
         first, second = turn.forward(above, hidden, turn.inputs(WIDTH, WIDTH, micro=1), uses)
         first.mul_(3)
-        turn.backward(_loss(turn, first, second, hidden if "input" in shared else sharing.kept))
+        turn.backward(total_loss(turn, first, second, hidden if "input" in shared else sharing.kept))
         facts |= gradients(f"step{index}", pair)
     return facts
-
-
-def _loss(turn: RankStep, *tensors: Tensor) -> Tensor:
-    losses = [turn.loss(tensor, micro=micro) for micro, tensor in enumerate(tensors)]
-    return losses[0] + losses[1] + losses[2]
 
 
 shared_outputs.expects(truth_of)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from conformance.programs.operations.arithmetic import converted, scaled
@@ -225,3 +226,11 @@ def _element(flat: Tensor, index: int) -> str:
 
 def _kind(tensor: Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def wrong_sum(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return what is wrong with a sum over the group, as a clause; empty if it works. All its ranks call it."""
+    tensor = torch.full((3,), float(group.rank() + 1), device=device)
+    dist.all_reduce(tensor, group=group)
+    expected = float(sum(range(1, group.size() + 1)))
+    return "" if tensor.tolist() == [expected] * 3 else f"the sum is {tensor.tolist()}, expected {expected:g} thrice"
