@@ -69,7 +69,7 @@ def command(
     click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     from conformance.programs.registry import preloads_of
-    from conformance.report.terminal import SECONDS_BETWEEN_LINES
+    from conformance.report.progress import SECONDS_BETWEEN_LINES
     from conformance.run import runner
     from conformance.run.exploration import PROBED, Deviation, Judged, explore
     from conformance.run.lanes import num_lanes

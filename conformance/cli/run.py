@@ -30,8 +30,9 @@ from conformance.report.folder import (
     write_page,
     write_report,
 )
+from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
-from conformance.report.terminal import ProgressBar, print_report
+from conformance.report.terminal import print_report
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
@@ -369,7 +370,7 @@ def _judge(
         console.print(f"Scenarios are {request.order}.", highlight=False)
     schedules: list[Schedule] = []
     with interrupted_once():
-        with ProgressBar(console, scenarios, quiet=request.quiet) as progress:
+        with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:
                 if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served

@@ -13,6 +13,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.errors import present
+from conformance.report.lines import broken, print_evidence, print_sentence
 
 if TYPE_CHECKING:
     from conformance.smoke.ladder import Footing
@@ -25,9 +26,14 @@ _STYLES = {
     "lacking": "yellow",
     "BROKEN": "bold red",
 }
-_INDENT = " " * 12
 #: The module that a declaration is to be saved as: beside the DDP, not in it, which shall not need this suite.
 _DECLARATION = "declared_ddp"
+_ADVICE = (
+    f"A class counts as having every capability. Declare what it lacks: save these lines as {_DECLARATION}.py in this"
+    " folder."
+)
+_WIDTH_OF_CODE = 79
+_WIDTH_OF_WORD, _WIDTH_OF_RUNG = 12, 30
 
 
 @click.command("smoke")
@@ -73,22 +79,24 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
 
     console = make_console()
     lacking: list[str] = []
-    broken: list[Footing] = []
+    breakages: list[Footing] = []
     with interrupted_once():
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s, keep_going=keep_going):
             _print_footing(console, footing)
             if footing.status is Status.LACKING:
                 lacking.append(footing.rung)
             elif footing.status is Status.BROKEN:
-                broken.append(footing)
-    for footing in broken:
+                breakages.append(footing)
+    for footing in breakages:
         _print_breakage(console, footing, names=keep_going)
-    if broken:
+    if breakages:
         click.get_current_context().exit(EXIT_FAILED)
     if lacking:
-        console.print(_declaration(ddp, lacking), highlight=False, markup=False, soft_wrap=True)
+        console.print()
+        print_sentence(console, _ADVICE)
+        console.print(f"\n{_declaration(ddp, lacking)}", highlight=False, markup=False, soft_wrap=True)
     options = _options(backend, f"{_DECLARATION}:SUBJECT" if lacking else ddp)
-    console.print(f"Every rung holds. {_next(backend, options)}", highlight=False, soft_wrap=True)
+    print_evidence(console, f"Every rung holds. {_next(backend, options)}")
 
 
 def _next(backend: str, options: str) -> str:
@@ -107,10 +115,14 @@ def _next(backend: str, options: str) -> str:
 def _declaration(ddp: str, lacking: list[str]) -> str:
     """Return what to save, and to name after --ddp, for a class that lacks these capabilities."""
     left_out = ", ".join(f'"{name}"' for name in lacking)
+    names = textwrap.fill(f"{left_out},", _WIDTH_OF_CODE, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return (
-        f"\nA class counts as having every capability. Declare what it lacks, as {_DECLARATION}.py in this folder:\n\n"
-        "    from conformance.subjects.subject import CAPABILITIES, Subject\n\n"
-        f'    SUBJECT = Subject("{ddp.rpartition(":")[2]}", "{ddp}", CAPABILITIES - {{{left_out}}})\n'
+        "from conformance.subjects.subject import CAPABILITIES, Subject\n\n"
+        "SUBJECT = Subject(\n"
+        f'    "{ddp.rpartition(":")[2]}",\n'
+        f'    "{ddp}",\n'
+        f"    CAPABILITIES\n    - {{\n{names}\n    }},\n"
+        ")\n"
     )
 
 
@@ -122,9 +134,15 @@ def _options(backend: str, ddp: str) -> str:
 def _print_footing(console: Console, footing: Footing) -> None:
     word = footing.status.value
     text = footing.detail if word != "ok" else f"{footing.asks}{f' ({footing.detail})' if footing.detail else ''}"
-    duration = f"{footing.duration_ms:.0f} ms" if footing.duration_ms else ""
-    line = Text.assemble((f"{word:<12}", _STYLES[word]), f"{footing.rung:<30}{text}  ", (duration, "dim"))
-    console.print(line, soft_wrap=True)
+    duration = f"  {footing.duration_ms:.0f} ms" if footing.duration_ms else ""
+    line = f"{word:<{_WIDTH_OF_WORD}}{footing.rung:<{_WIDTH_OF_RUNG}}{text}{duration}"
+    if console.is_terminal:  # off it a rung is a line, for those who search
+        unbroken = line.removesuffix(" ms") + "\N{NO-BREAK SPACE}ms" * line.endswith(" ms")
+        line = broken(console, unbroken, _WIDTH_OF_WORD + _WIDTH_OF_RUNG)
+    shown = Text(line)
+    shown.stylize(_STYLES[word], 0, len(word))
+    shown.stylize("dim", len(line) - len(duration))
+    console.print(shown, soft_wrap=True)
 
 
 def _print_breakage(console: Console, footing: Footing, *, names: bool) -> None:
@@ -137,5 +155,6 @@ def _print_breakage(console: Console, footing: Footing, *, names: bool) -> None:
     console.print()
     for label, text in rows:
         if text:
-            console.print(f"{label:<12}{textwrap.indent(text, _INDENT).lstrip()}", highlight=False, markup=False,
-                          soft_wrap=True)  # fmt: skip
+            for number, line in enumerate(text.splitlines()):
+                label_of_line = label if number == 0 else ""
+                print_sentence(console, f"{label_of_line:<{_WIDTH_OF_WORD}}{line}", indent=_WIDTH_OF_WORD)

@@ -52,6 +52,11 @@ class Cause:
         return self.outcomes[0]
 
     @property
+    def sentence(self) -> str:
+        """What is wrong, and before it what kind of cause it is, unless that is a mistake."""
+        return self.title if self.kind is Kind.BUG else f"{self.kind.value}: {self.title}"
+
+    @property
     def verdict(self) -> Verdict:
         """The gravest verdict."""
         return self.best.failed_result.verdict

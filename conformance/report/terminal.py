@@ -1,31 +1,25 @@
-"""What a person sees of a run: a bar and failures while it lasts, then the failures, the chapters and the totals."""
+"""What a person sees of a run when it has ended: the failures, the chapters and the totals."""
 
 from __future__ import annotations
 
-import textwrap
-import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 
-from rich import progress as bar
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
-from conformance.checkers.explanation import counted, shorten, some
+from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.unconnected import TRIED_AGAIN
-from conformance.report.blame import blamed
-from conformance.report.causes import Cause, Kind, causes_of
+from conformance.report.causes import Cause, causes_of
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.report.groups import all_groups, groups_of
 from conformance.report.headline import kept
+from conformance.report.lines import broken, print_evidence, print_sentence
 from conformance.run.outcome import (
     Outcome,
-    Progress,
     combine,
     combined_text,
     counts_text,
@@ -34,11 +28,8 @@ from conformance.run.outcome import (
     subjects_text,
     verdicts_of,
 )
-from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
 from conformance.run.report import Report
-from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.spec.cheapest import work
 from conformance.verdict import Verdict
 
 STYLES = {
@@ -53,130 +44,7 @@ STYLES = {
 
 #: So many causes of failures are shown with their evidence at the end of a run.
 NUM_WHOLE = 3
-_EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
-#: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
-_WIDTH_OF_LOGS = 100
 _NUM_REASONS = 5  # why scenarios were UNSUPPORTED
-_WIDTH_OF_NAME = 40  # of the scenario that runs, beside the bar
-_IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
-
-#: Off a terminal, at least so much time passes between two lines about the progress of a run.
-SECONDS_BETWEEN_LINES = 15.0
-
-
-class ProgressBar:
-    """A bar over the scenarios of a run, to be passed to the runner as `on_event`.
-
-    The remaining time is what the scenarios so far took per unit of work, times the work left. Work is counted in
-    forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one. Off a
-    terminal, in a CI log say, there is a line now and then instead, on standard error. The first failure of each
-    requirement gets a line at once.
-    """
-
-    def __init__(self, console: Console, scenarios: tuple[Scenario, ...], *, quiet: bool = False) -> None:
-        """Prepare a bar; nothing is drawn before the first event, and nothing at all if `quiet`."""
-        self._quiet = quiet
-        self._runs = ""  # the scenario that began last
-        self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
-        self._said = 0.0
-        self._total = len(scenarios)
-        self._work_left = sum(map(work, scenarios))
-        self._work_done = 0
-        self._started = 0.0
-        self._hangs = 0  # in a row
-        self._failed: Counter[str] = Counter()
-        self._num_contaminated = 0
-        self._progress = bar.Progress(
-            bar.TextColumn("{task.description}"),
-            bar.BarColumn(),
-            bar.MofNCompleteColumn(),
-            bar.TextColumn("{task.fields[verdicts]}"),
-            bar.TimeElapsedColumn(),
-            _Remaining(),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=len(scenarios), verdicts="", left=None)
-
-    def __enter__(self) -> ProgressBar:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: Progress) -> None:
-        """Move the bar on."""
-        if self._quiet:
-            return
-        if event.outcome is None:
-            self._runs = event.scenario.id
-        self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
-        if event.outcome is not None:
-            self._note_failure(event.outcome)
-            self._work_done += work(event.scenario)
-            self._work_left -= work(event.scenario)
-            left = (time.monotonic() - self._started) / self._work_done * self._work_left
-            self._progress.update(self._task, left=left)
-        self._progress.update(
-            self._task,
-            completed=event.done,
-            description=shorten(self._runs, _WIDTH_OF_NAME),
-            verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed or self._num_contaminated else "",
-        )
-        self._said = self._said or self._started
-        if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            self._lines.print(self._line(event.done))
-
-    def _note_failure(self, outcome: Outcome) -> None:
-        self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
-        if self._hangs == HANGS_IN_A_ROW != before:
-            print_evidence(
-                self._lines or self._progress.console,
-                f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
-                " until one does not hang. --fail-fast ends a run at the first failure.",
-            )
-        self._num_contaminated += bool(outcome.contaminated_by)
-        if not outcome.is_failure:
-            return
-        requirement = blamed(outcome)
-        self._failed[requirement] += 1
-        if self._failed[requirement] == 1:
-            if self._lines is not None:
-                self._lines.print(Text(_one_line(outcome)))
-            else:
-                self._progress.console.print(Text(_one_line(outcome)), no_wrap=True, overflow="ellipsis")
-
-    def _failures(self, most: int) -> str:
-        """Return e.g. `3 failed: BUFFER-01, GRAD-07, 1 contaminated`, with at most so many names."""
-        contaminated = f", {self._num_contaminated} contaminated" if self._num_contaminated else ""
-        if not self._failed:
-            return f"0 failed{contaminated}"
-        return f"{self._failed.total()} failed: {some([*self._failed], most)}{contaminated}"
-
-    def _line(self, done: int) -> str:
-        elapsed = time.monotonic() - self._started
-        left = elapsed / max(self._work_done, 1) * self._work_left
-        remaining = f", about {_clock(left)} left" if self._work_left else ""
-        so_far = f"{done} of {counted(self._total, 'scenario')}"
-        now = f"; now {self._runs}" if self._runs else ""
-        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}{now}"
-
-
-class _Remaining(bar.ProgressColumn):
-    def render(self, task: bar.Task) -> Text:
-        left = task.fields["left"]
-        if left is None or task.completed < 5:  # too little to extrapolate from
-            return Text("")
-        return Text(f"about {_clock(left)} left", style="cyan")
-
-
-def _clock(seconds: float) -> str:
-    return "{}:{:02d}".format(*divmod(round(seconds), 60))
 
 
 def print_report(
@@ -317,40 +185,12 @@ def _print_cause(console: Console, cause: Cause, number: int) -> None:
     """Print what is wrong, in how many scenarios, and what to do."""
     style = STYLES[Verdict.FAIL if cause.verdict is Verdict.PASS else cause.verdict]
     start = f"{number:>3}.  "
-    kind = "" if cause.kind is Kind.BUG else f"{cause.kind.value}: "
-    title = _broken(f"{start}{kind}{cause.title}", _width(console), len(start))
+    title = broken(console, f"{start}{cause.sentence}", len(start))
     console.print(Text(title, style=style), soft_wrap=True)
     for label, text in (("Seen in ", cause.extent), ("Do: ", cause.remedy)):
         if text:
-            line = _broken(" " * len(start) + label + text, _width(console), len(start))
+            line = broken(console, " " * len(start) + label + text, len(start))
             console.print(Text(line, style="dim"), soft_wrap=True)
-
-
-def print_evidence(console: Console, text: str) -> None:
-    """Print the text of a failure; its lines are broken between words, below their beginning.
-
-    A command stays one line, however long, and so does a place in a file: they are there to be copied.
-    """
-    for line in text.splitlines():
-        indent = len(line) - len(line.lstrip()) or _EVIDENCE_INDENT
-        copied = line.lstrip().startswith(("Replay", 'File "'))
-        console.print(Text(line if copied else _broken(line, _width(console), indent)), soft_wrap=True)
-
-
-def _width(console: Console) -> int:
-    return console.width if console.is_terminal else min(console.width, _WIDTH_OF_LOGS)
-
-
-def _broken(line: str, width: int, indent: int) -> str:
-    """Return `line` broken between words after `width` columns; what follows the first break is indented."""
-    if len(line) <= width:
-        return line
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
-
-
-def _one_line(outcome: Outcome) -> str:
-    result = outcome.failed_result
-    return f"{result.verdict.value}  {outcome.id}: {shorten(outcome.why)}"
 
 
 def print_totals(console: Console, report: Report, *, notes: bool = False) -> None:
@@ -376,7 +216,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     again = [one for each in report.scenarios for one in each.subject.findings if one.summary.startswith(TRIED_AGAIN)]
     if again:
         said = f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}."
-        console.print(Text(_broken(said, _width(console), 0)), soft_wrap=True)
+        print_sentence(console, said)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
@@ -412,7 +252,7 @@ def _print_unsupported(console: Console, report: Report) -> None:
         return
     console.print("UNSUPPORTED, and so not judged:", highlight=False)
     for reason, count in reasons[:_NUM_REASONS]:
-        console.print(Text(_broken(f"{count:>6}  {shorten(reason)}", _width(console), 8)), soft_wrap=True)
+        print_sentence(console, f"{count:>6}  {shorten(reason)}", indent=8)
     if others := reasons[_NUM_REASONS:]:
         rest = counted(len(others), "other reason")
         console.print(f"{sum(count for _, count in others):>6}  for {rest}; the page has them", highlight=False)

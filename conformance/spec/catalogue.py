@@ -90,6 +90,11 @@ class Catalogue:
     def _by_id(self) -> Mapping[str, Requirement]:
         return {requirement.id: requirement for requirement in self}
 
+    @property
+    def statements(self) -> Mapping[str, str]:
+        """The requirements' sentences by their ids."""
+        return {requirement.id: requirement.statement for requirement in self}
+
     def requirement(self, requirement_id: str) -> Requirement:
         """Return the requirement with this id; raises `SpecificationError`, which suggests similar ids."""
         if requirement_id not in self._by_id:

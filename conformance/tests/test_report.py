@@ -28,8 +28,10 @@ from conformance.report.folder import (
     write_failure,
     write_report,
 )
+from conformance.report.lines import print_evidence
 from conformance.report.packed import unpacked
-from conformance.report.terminal import ProgressBar, print_evidence, print_failures, print_report, print_totals
+from conformance.report.progress import ProgressBar
+from conformance.report.terminal import print_failures, print_report, print_totals
 from conformance.run.known_failures import MET, UNEXPECTED_PASS
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report, summarise
@@ -649,8 +651,8 @@ def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
 ) -> None:
     scenarios = tuple(by_hand.scenario(f"gradients/GRAD-01/{number}") for number in range(4))
     clock = iter([100.0 + 6 * tick for tick in range(100)])  # six seconds from each look at it to the next
-    monkeypatch.setattr("conformance.report.terminal.time.monotonic", lambda: next(clock))
-    with ProgressBar(Console(file=io.StringIO()), scenarios) as progress:
+    monkeypatch.setattr("conformance.report.progress.time.monotonic", lambda: next(clock))
+    with ProgressBar(Console(file=io.StringIO()), scenarios, {}) as progress:
         for done, scenario in enumerate(scenarios, start=1):
             progress(Progress(scenario, done, len(scenarios), by_hand.outcome(scenario, Verdict.PASS)))
     printed = capsys.readouterr()
@@ -682,9 +684,25 @@ def test_progress_names_the_scenario_that_runs_and_is_silent_when_asked(
     ]  # fmt: skip
     for quiet in (False, True):
         clock = iter([100.0 + 20 * tick for tick in range(100)])
-        monkeypatch.setattr("conformance.report.terminal.time.monotonic", clock.__next__)
-        with ProgressBar(Console(file=io.StringIO()), scenarios, quiet=quiet) as progress:
+        monkeypatch.setattr("conformance.report.progress.time.monotonic", clock.__next__)
+        with ProgressBar(Console(file=io.StringIO()), scenarios, {}, quiet=quiet) as progress:
             for event in events:
                 progress(event)
         said = capsys.readouterr().err
         assert said.splitlines()[-1:] == [] if quiet else said.endswith("; now gradients/GRAD-01/b\n"), said
+
+
+def test_the_first_failure_of_each_cause_gets_a_line_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """A DDP that lacks something fails in many requirements: that is told once."""
+    names = ("GRAD-01", "GRAD-02", "GRAD-03")
+    scenarios = tuple(by_hand.scenario(f"gradients/{name}/a") for name in names)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with ProgressBar(console, scenarios, dict.fromkeys(names, "It MUST hold.")) as progress:
+        for done, scenario in enumerate(scenarios, start=1):
+            progress(Progress(scenario, done, len(scenarios), by_hand.outcome(scenario, FAIL)))
+        assert isinstance(console.file, io.StringIO)
+        shown = [line for line in console.file.getvalue().splitlines() if "FAIL " in line]
+        assert progress._failures() == "3 failed, 1 cause"
+    assert len(shown) == 1
+    assert "cause" in console.file.getvalue()
+    assert capsys.readouterr().err == ""

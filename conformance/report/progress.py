@@ -1,0 +1,155 @@
+"""What a person sees of a run while it lasts: a bar, and a line for each cause of failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich import progress as bar
+from rich.console import Console
+from rich.text import Text
+
+from conformance.checkers.explanation import counted, shorten
+from conformance.report.causes import cause_of
+from conformance.report.lines import print_evidence
+from conformance.run.outcome import Outcome, Progress
+from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
+from conformance.scenario import Scenario
+from conformance.spec.cheapest import work
+
+#: Off a terminal, at least so much time passes between two lines about the progress of a run.
+SECONDS_BETWEEN_LINES = 15.0
+_WIDTH_OF_NAME = 40  # of the scenario that runs, beside the bar
+#: A narrower terminal gets no bar and a shorter name, so that the line stays one.
+_WIDTH_WITH_BAR = 110
+_WIDTH_OF_NAME_ALONE = 24
+
+
+class ProgressBar:
+    """A bar over the scenarios of a run, to be passed to the runner as `on_event`.
+
+    The remaining time is what the scenarios so far took per unit of work, times the work left. Work is counted in
+    forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one. Off a
+    terminal, in a CI log say, there is a line now and then instead, on standard error. The first failure of each cause
+    gets a line at once.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        scenarios: tuple[Scenario, ...],
+        statements: Mapping[str, str],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Prepare a bar; nothing is drawn before the first event, and nothing at all if `quiet`.
+
+        `statements` are the sentences of requirements by their ids.
+        """
+        self._quiet = quiet
+        self._statements = statements
+        self._width_of_name = _WIDTH_OF_NAME if console.width >= _WIDTH_WITH_BAR else _WIDTH_OF_NAME_ALONE
+        self._runs = ""  # the scenario that began last
+        self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
+        self._said = 0.0
+        self._total = len(scenarios)
+        self._work_left = sum(map(work, scenarios))
+        self._work_done = 0
+        self._started = 0.0
+        self._hangs = 0  # in a row
+        self._num_failed = self._num_contaminated = 0
+        self._causes: set[str] = set()
+        self._progress = bar.Progress(
+            bar.TextColumn("{task.description}"),
+            *[bar.BarColumn()] * (console.width >= _WIDTH_WITH_BAR),
+            bar.MofNCompleteColumn(),
+            bar.TextColumn("{task.fields[verdicts]}"),
+            bar.TimeElapsedColumn(),
+            _Remaining(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=len(scenarios), verdicts="", left=None)
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Progress) -> None:
+        """Move the bar on."""
+        if self._quiet:
+            return
+        if event.outcome is None:
+            self._runs = event.scenario.id
+        self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
+        if event.outcome is not None:
+            self._note_failure(event.outcome)
+            self._work_done += work(event.scenario)
+            self._work_left -= work(event.scenario)
+            left = (time.monotonic() - self._started) / self._work_done * self._work_left
+            self._progress.update(self._task, left=left)
+        self._progress.update(
+            self._task,
+            completed=event.done,
+            description=shorten(self._runs, self._width_of_name),
+            verdicts=f"[red]{self._failures()}[/]" if self._num_failed or self._num_contaminated else "",
+        )
+        self._said = self._said or self._started
+        if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            self._lines.print(self._line(event.done))
+
+    def _note_failure(self, outcome: Outcome) -> None:
+        self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
+        if self._hangs == HANGS_IN_A_ROW != before:
+            print_evidence(
+                self._lines or self._progress.console,
+                f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
+                " until one does not hang. --fail-fast ends a run at the first failure.",
+            )
+        self._num_contaminated += bool(outcome.contaminated_by)
+        if not outcome.is_failure:
+            return
+        self._num_failed += 1
+        said = cause_of(outcome, self._statements).sentence
+        if said in self._causes:
+            return
+        self._causes.add(said)
+        line = Text(f"{outcome.failed_result.verdict.value}  {outcome.id}: {said}")
+        if self._lines is not None:
+            self._lines.print(line)
+        else:
+            self._progress.console.print(line, no_wrap=True, overflow="ellipsis")
+
+    def _failures(self) -> str:
+        """Return e.g. `3 failed, 1 cause, 1 contaminated`."""
+        causes = f", {counted(len(self._causes), 'cause')}" if self._num_failed else ""
+        contaminated = f", {self._num_contaminated} contaminated" if self._num_contaminated else ""
+        return f"{self._num_failed} failed{causes}{contaminated}"
+
+    def _line(self, done: int) -> str:
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(self._work_done, 1) * self._work_left
+        remaining = f", about {_clock(left)} left" if self._work_left else ""
+        so_far = f"{done} of {counted(self._total, 'scenario')}"
+        now = f"; now {self._runs}" if self._runs else ""
+        return f"{so_far}, {self._failures()}, {_clock(elapsed)} elapsed{remaining}{now}"
+
+
+class _Remaining(bar.ProgressColumn):
+    def render(self, task: bar.Task) -> Text:
+        left = task.fields["left"]
+        if left is None or task.completed < 5:  # too little to extrapolate from
+            return Text("")
+        return Text(f"about {_clock(left)} left", style="cyan")
+
+
+def _clock(seconds: float) -> str:
+    return "{}:{:02d}".format(*divmod(round(seconds), 60))
