@@ -14,6 +14,9 @@ from conformance.verdict import Finding, ScenarioResult, Verdict
 #: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
 _MOST_SAID = 3000
 
+#: So many fresh ranks must not fail before what others ran earlier is blamed.
+_TIMES_ALONE = 3
+
 #: These say that a rank kept something that it had not before.
 _OF_TRACES = ("leaves_no_trace", "leaves_no_process")
 
@@ -54,6 +57,8 @@ class Settlement:
         if spoiler is None:
             return Settled(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
         spoilt_by, is_certain = spoiler
+        if is_certain and self._fails_alone_too(attempt.scenario, result.verdict):
+            return Settled(attempt, _racy(result, alone.verdict))
         return Settled(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
 
     def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
@@ -71,6 +76,11 @@ class Settlement:
             self.try_again(attempt.scenario, fresh=True)
             again = self.try_again(attempt.scenario)
         return (again, self.judge(again)) if again.after[-1:] == (own,) else (attempt, result)
+
+    def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
+        """Whether one of further fresh ranks comes to that verdict: nobody spoils what fails at times by itself."""
+        further = (self.try_again(scenario, fresh=True) for _ in range(_TIMES_ALONE - 1))
+        return any(self.judge(again).verdict is verdict for again in further)
 
     def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
         """Return the scenario that spoils `attempt`, and whether that is certain; None if none does.
@@ -115,15 +125,25 @@ def _kept_at_most_once(attempt: Attempt, result: ScenarioResult) -> bool:
 
 def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_certain: bool) -> ScenarioResult:
     """Return the verdict of fresh ranks with what it was `after` the same ranks had run the scenario `by`."""
+    told = [one.summary for one in after.findings_that_tell]
     summary = (
         f"contaminated by {by}: {after.verdict.value} on ranks that had run it{', twice' * is_certain},"
-        f" {alone.verdict.value} on fresh ones; it left something behind that ranks could not notice"
-        f"{', or the verdict is not stable' * (not is_certain)}"
+        f" {alone.verdict.value} on fresh ones{f', {_TIMES_ALONE} times' * is_certain}; it left something behind that"
+        f" ranks could not notice{', or the verdict is not stable' * (not is_certain)}"
+        f"{''.join(f'; wrong was: {one}' for one in told[:1])}"
     )
-    told = [one.summary for one in after.findings_that_tell]
     told += [f"rank {one.rank} said:\n{one.stderr[-_MOST_SAID:]}" for one in after.ranks if one.stderr]
     finding = Finding("runner", alone.verdict, summary, "\n".join(told))
     return replace(alone, findings=(finding, *alone.findings))
+
+
+def _racy(result: ScenarioResult, alone: Verdict) -> ScenarioResult:
+    """Return the failure `result` of ranks that fail at times, also where they have run nothing before."""
+    summary = (
+        f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, then"
+        f" {result.verdict.value} on other fresh ones, as where two things race; replay it with --times 100"
+    )
+    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
 
 
 def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioResult:

@@ -175,7 +175,9 @@ def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
                 )
             elif operation == "broadcast":
                 dist.broadcast(tensor, group_src=size - 1, group=group)
-                clauses.append(unlike("broadcast gave", tensor.tolist(), [size - 1.0] * 3))
+                clauses.append(
+                    unlike(f"broadcast of {size - 1} from rank {size - 1} gave", tensor.tolist(), [size - 1.0] * 3)
+                )
             elif operation == "barrier":
                 dist.barrier(group=group)
             else:
