@@ -115,9 +115,10 @@ def judged(
     """Return the verdict on `attempt`; `authority` are the facts in which torch's own DDP is to be followed."""
     if attempt.unsupported:
         return attempt.result(Verdict.UNSUPPORTED, (Finding("runner", Verdict.UNSUPPORTED, attempt.unsupported),))
-    # Where ranks did not even return, how they ended is the verdict, also on a backend that gives no rank a group.
+    # Where ranks did not even return, how they ended is the verdict, also on a backend that gives no rank a group;
+    # unless the program raises as much without a DDP: then it is no program to judge one by.
     returned = all(one.fate.kind == "returned" for one in attempt.observations.values())
-    error = attempt.error or (truth.error if returned else "")
+    error = attempt.error or (truth.error if returned or _raise_as(truth, attempt.observations) else "")
     if not error:
         try:
             verdict, findings = judge(attempt.scenario, program, attempt.observations, truth.facts, authority)
@@ -130,6 +131,11 @@ def judged(
             return attempt.result(Verdict.HARNESS_ERROR, (harness_error("runner", summary), *findings))
     summary = f"the harness itself failed: {error.strip().splitlines()[-1]}"
     return attempt.result(Verdict.HARNESS_ERROR, (Finding("runner", Verdict.HARNESS_ERROR, summary, error.strip()),))
+
+
+def _raise_as(truth: Truth, observations: Mapping[int, Observation]) -> bool:
+    """Whether a rank has raised the error with which the truth could not be computed."""
+    return any(one.raised is not None and str(one.raised) in truth.error for one in observations.values())
 
 
 def _rank_fate(observation: Observation) -> RankFate:

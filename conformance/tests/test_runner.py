@@ -228,6 +228,27 @@ def test_an_exception_in_truth_or_judge_is_a_harness_error(part: str, monkeypatc
     assert verdicts(scenario("a"), ranks=PretendedRanks()) == [Verdict.HARNESS_ERROR]
 
 
+@pytest.mark.parametrize(
+    ("message", "verdict"), [("division by zero", Verdict.HARNESS_ERROR), ("no such rank", Verdict.FAIL)]
+)
+def test_a_program_that_raises_without_a_ddp_judges_none(
+    message: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RaisingRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            raised = Raised("ZeroDivisionError", ("ZeroDivisionError", "Exception"), message)
+            observations = super().run(scenario, subject, fresh=fresh)
+            ended = {"fate": Ending("raised", detail=f"raised {raised}"), "raised": raised}
+            return {rank: dataclasses.replace(seen, **ended) for rank, seen in observations.items()}
+
+    def fail(scenario: Scenario) -> Mapping[int, Facts]:
+        raise ZeroDivisionError("division by zero")
+
+    program = Program("train", lambda ctx: None, expectation=fail)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
+    assert verdicts(scenario("a"), ranks=RaisingRanks()) == [verdict]
+
+
 def test_a_missing_capability_is_unsupported_and_does_not_run() -> None:
     ranks = PretendedRanks()
     report = runner.run(
