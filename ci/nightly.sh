@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The nightly job: runs every scenario on one backend, compares with last night's report, and writes a badge and pages.
+# The nightly job: runs every scenario that judges a DDP on one backend, compares with last night's report, and writes a badge and pages.
 #
 #     bash ci/nightly.sh                 # gloo
 #     bash ci/nightly.sh nccl            # a machine with GPUs
@@ -13,6 +13,7 @@
 #     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
 #                                        # slow ranks
 #
+#     BENCH=1 bash ci/nightly.sh         # also compares step times with those of torch's DDP
 #     RESULTS=results bash ci/nightly.sh # also stores the report there, for `ddp-conformance report site` and the site;
 #                                        # with KEY=FILE (a private key) signed, as docs/howto/submit.md says
 #

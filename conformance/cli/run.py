@@ -139,12 +139,14 @@ def command(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run the selected scenarios (all, when nothing is selected) and report which requirements the DDP keeps.
+    """Run the selected scenarios and report which requirements the DDP keeps.
+
+    When nothing is selected, these are all that judge a DDP.
 
     NAMES are chapters, requirement ids, scenario ids, or globs of scenario ids.
 
     \b
-    ddp-conformance run                                  everything, on ddp_impl over gloo
+    ddp-conformance run                                  all that judges a DDP, on ddp_impl over gloo
     ddp-conformance run buckets GRAD-01                  one chapter and one requirement
     ddp-conformance run 'gradients/*/mlp*' --world-size 4
     ddp-conformance run --ddp my_pkg:MyDDP --report mine

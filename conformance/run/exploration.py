@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
+from conformance.waiting.pending import Pending
 
 #: The plainest of them, for a first look at subject and backend.
 PROBED = draw(lambda options: options[0])
@@ -207,12 +209,21 @@ def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
 
 def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Judged | Deviation]:
     with open_runner() as runner:
+        waiting: deque[tuple[Example, Pending[Outcome]]] = deque()
         for example in examples:
-            outcome = runner.run(example.scenario)
-            failure = outcome if _fails(outcome) else None
-            yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome), failure)
-            if failure:
-                yield _shrunk(runner, example, outcome)
+            waiting.append((example, runner.start(example.scenario)))
+            if len(waiting) > 1:  # one runs while the one before it is judged
+                yield from _judged(runner, *waiting.popleft())
+        for example, pending in waiting:
+            yield from _judged(runner, example, pending)
+
+
+def _judged(runner: ScenarioRunner, example: Example, pending: Pending[Outcome]) -> Iterator[Judged | Deviation]:
+    outcome = pending.wait()
+    failure = outcome if _fails(outcome) else None
+    yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome), failure)
+    if failure:
+        yield _shrunk(runner, example, outcome)
 
 
 def _shrunk(runner: ScenarioRunner, example: Example, outcome: Outcome) -> Deviation:

@@ -7,7 +7,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import re
+import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,8 @@ from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.casts import Casts
 from ddp_impl.mixed_precision import PrecisionCaster
 from ddp_impl.reducer import Reducer
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 @replaces(BucketReduction, "_hand_out")
@@ -166,6 +171,14 @@ def test_a_mutant_is_called_and_described_like_its_function() -> None:
     assert (Doubles.__name__, Doubles.__module__) == ("Doubles", __name__)
     assert Doubles.__doc__ == "BUG: averages are doubled."
     assert DoublesOutputs.forward.__doc__ == Ours.forward.__doc__
+
+
+def test_the_mutant_that_contributors_are_shown_has_its_bug() -> None:
+    code = re.search(r"\n( +@replaces.*?)\n\n", CONTRIBUTING.read_text(), re.DOTALL)
+    assert code is not None
+    shown: dict[str, Any] = {"replaces": replaces, "BucketReduction": BucketReduction, "Call": Call, "Bucket": Bucket}
+    exec(textwrap.dedent(code[1]), shown)
+    assert gradient(shown["BreaksIt"](linear())) == 0.5  # divided by two, with one rank
 
 
 @pytest.mark.parametrize("owner", [Ours, Reducer])

@@ -238,8 +238,8 @@ def test_a_program_that_raises_without_a_ddp_judges_none(
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             raised = Raised("ZeroDivisionError", ("ZeroDivisionError", "Exception"), message)
             observations = super().run(scenario, subject, fresh=fresh)
-            ended = {"fate": Ending("raised", detail=f"raised {raised}"), "raised": raised}
-            return {rank: dataclasses.replace(seen, **ended) for rank, seen in observations.items()}
+            fate = Ending("raised", detail=f"raised {raised}")
+            return {rank: dataclasses.replace(seen, fate=fate, raised=raised) for rank, seen in observations.items()}
 
     def fail(scenario: Scenario) -> Mapping[int, Facts]:
         raise ZeroDivisionError("division by zero")

@@ -6,9 +6,9 @@ backward (each parameter that any rank used gets the mean of all ranks' gradient
 travel is not said here: `Place` (`place.py`) hands them over, and `Backwards` (`backwards.py`) calls `bring_gradients`
 and `take_means` when a backward is over.
 
-Whoever reads this for the first time reads `__init__`, `forward`, `bring_gradients`, `_means` and `take_means`: that is
-a DDP. Every other passage is about one option or one unusual use. Nothing here says how much is sent, when, or what is
-refused. `passages.toml` says which requirements each passage defines.
+Whoever reads this for the first time reads `__init__`, `forward`, `came`, `bring_gradients`, `_means` and `take_means`:
+that is a DDP. Every other passage is about one option or one unusual use. Nothing here says how much is sent, when, or
+what is refused. `passages.toml` says which requirements each passage defines.
 
 Sources are torch's documentation of DistributedDataParallel (torch 2.13), its design note "Distributed Data Parallel",
 and the issues named at a rule.
@@ -52,7 +52,7 @@ class PlainDDP(nn.Module, Joinable):
     All ranks must build it, run forwards and backwards, and call its methods equally often.
     """
 
-    __slots__ = ("_for_outputs",)  # no part of the state that both share
+    __slots__ = ("_for_outputs",)  # the object that outputs hold: the two share one `__dict__`, which must not hold it
     _for_outputs: PlainDDP
 
     def __init__(self, module: nn.Module, place: Place, backwards: Backwards, **options: Any) -> None:
@@ -93,7 +93,7 @@ class PlainDDP(nn.Module, Joinable):
     # -- holders: outputs hold a wrapper as its user does; once they alone do, other backwards are the user's own ------
 
     def _begin_to_be_held(self) -> None:
-        """Make the object that outputs hold: it has one state with this one, which is gone when its user lets go."""
+        """Make a second object of the same `__dict__`: outputs hold that one, so that the user alone holds this one."""
         double = object.__new__(type(self))
         object.__setattr__(double, "__dict__", self.__dict__)
         object.__setattr__(self, "_for_outputs", double)
@@ -249,10 +249,11 @@ class PlainDDP(nn.Module, Joinable):
     def takes_part(self) -> bool:
         """Whether the backward that is over is one of this wrapper's.
 
-        It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
-        and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
-        an output; not if only outputs hold it. What it shares with a wrapper whose outputs were reached is no such
-        gradient. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
+        A backward that reached an output of a synchronised forward is, unless that used a parameter and no gradient
+        came: `torch.autograd.grad` accumulates none. One that brought gradients and reached no output is, while such a
+        forward awaits its backward and the user holds the wrapper: outputs may hide in objects, and a loss may use
+        parameters that it did not get by way of an output. Gradients of what it shares with a wrapper whose output was
+        reached are that wrapper's.
         """
         if self.noticed.may_bring_nothing:
             return True
