@@ -251,9 +251,8 @@ class PlainDDP(nn.Module, Joinable):
 
         A backward that reached an output of a synchronised forward is, unless that used a parameter and no gradient
         came: `torch.autograd.grad` accumulates none. One that brought gradients and reached no output is, while such a
-        forward awaits its backward and the user holds the wrapper: outputs may hide in objects, and a loss may use
-        parameters that it did not get by way of an output. Gradients of what it shares with a wrapper whose output was
-        reached are that wrapper's.
+        forward awaits its backward and the user holds the wrapper: outputs may hide, or a loss use a parameter
+        past them. Gradients of what it shares with a wrapper whose output was reached are that wrapper's.
         """
         if self.noticed.may_bring_nothing:
             return True
