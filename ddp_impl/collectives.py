@@ -6,9 +6,11 @@ collective does it by `finished` or `value_of`, which raise when it has failed: 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
@@ -34,6 +36,10 @@ _SENT_AS_THEY_ARE = frozenset(
 )  # fmt: skip
 
 
+#: Sums of this process that nobody has waited for yet, in whatever group, as long as somebody may.
+_under_way: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+
+
 def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
     """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
 
@@ -45,6 +51,7 @@ def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) ->
     try:
         if work.wait() is False:
             raise CommunicationError(f"{operation} has failed: its wait returned False")
+        _under_way.discard(work)
         _check_answers(work, operation)
         _check_future(work, operation, outputs)
     except Exception as error:
@@ -113,8 +120,26 @@ def _started(work: dist.Work | None, operation: str) -> dist.Work:
 
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
-    """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum."""
-    return _started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce")
+    """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum.
+
+    A sparse sum begins when all sums before it have ended, and has ended when this returns: gloo corrupts memory where
+    one overlaps with another collective (docs/decisions/sparse_sums.md).
+    """
+    if tensor.is_sparse:
+        _await(list(_under_way))
+    work = _started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce")
+    if tensor.is_sparse:
+        _await([work])
+    else:
+        _under_way.add(work)
+    return work
+
+
+def _await(works: Iterable[dist.Work]) -> None:
+    """Wait for `works`. Who has started one is told of its failure when it is `finished`."""
+    for work in works:
+        with contextlib.suppress(Exception):
+            work.wait()
 
 
 def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:

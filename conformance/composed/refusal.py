@@ -80,8 +80,8 @@ def not_judged(training: Training, options: Mapping[str, Any]) -> str:
 def _not_judged_in_sparse_sums(training: Training) -> str:
     """Return why not, if a backward that fails may leave sparse sums on their way.
 
-    Without any DDP, gloo of torch 2.13 corrupts memory where sparse all_reduces overlap with later ones: once in some
-    hundred such trainings a rank dies (docs/decisions/sparse_sums.md).
+    Without any DDP, gloo of torch 2.13 corrupts memory where a sparse all_reduce overlaps with another collective: once
+    in some hundred such trainings a rank dies (docs/decisions/sparse_sums.md).
     """
     fails = any((action.kind, action.how) == ("fail", "backward") for action in training.actions)
     is_sparse = any(block.kind == "sparse" for block in training.blocks)

@@ -23,7 +23,7 @@ from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import distributed
+from ddp_impl import collectives, distributed
 from ddp_impl.anchor import Anchor
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
@@ -584,3 +584,10 @@ def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated
     """BUG: beside another wrapper, one that nobody holds takes a backward of the bare module for its outputs'."""
     with mock.patch.object(reducer._local, "is_orphan", new=False):
         return begins_with_others(repeated)
+
+
+@replaces(BucketReduction, "_start")
+def OverlapsSparseSums(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+    """BUG: a sum of sparse gradients overlaps with others."""
+    with mock.patch.object(collectives, "_await"):
+        start(bucket, buffer)

@@ -73,6 +73,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _shared_outputs()
     yield from _returned_tensors()
     yield from _shared_memory()
+    yield from _sparse_sums()
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
@@ -208,6 +209,11 @@ def _changed() -> Iterator[Scenario]:
 def _shared_memory() -> Iterator[Scenario]:
     ways = (PLAIN, EACH_ALONE, VIEW | EACH_ALONE)
     yield from _grid("GRAD-36", "views-of-one", "shared_memory", 2, ways)
+
+
+def _sparse_sums() -> Iterator[Scenario]:
+    rows = each("rows", ("all", "first", "none"))
+    yield from _grid("GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse",), also=("GRAD-20",))
 
 
 def _shared_outputs() -> Iterator[Scenario]:
