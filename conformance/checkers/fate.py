@@ -34,23 +34,25 @@ def no_crash(evidence: Evidence) -> Finding:
     notes = [_stop_of(other) for other in evidence.by_rank if other not in dead]
     for one in dead:
         notes += _attachments(one)
-    return Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes), evidence.about(dead))
+    found = Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes), evidence.about(dead))
+    return _lacking_a_check(found, evidence, dead)
 
 
 @checker("no_hang")
 def no_hang(evidence: Evidence) -> Finding:
     """Every rank finished within the deadline; if not, the finding names the ranks that a collective is missing."""
     found = _no_hang(evidence)
-    return replace(found, mistake="lacks-check") if found.verdict is Verdict.HANG and _must_refuse(evidence) else found
+    return found if found.verdict is not Verdict.HANG else _lacking_a_check(found, evidence, evidence.ended("hung"))
 
 
-def _must_refuse(evidence: Evidence) -> bool:
-    """Whether ranks hung where all of them had to raise: what is missing is the check, and the hang comes of it."""
+def _lacking_a_check(found: Finding, evidence: Evidence, lost: list[Observation]) -> Finding:
+    """Return the finding; where the `lost` ranks all had to raise, what is missing is the check, and their end follows."""
     expected = evidence.expected or {}
-    demands = [list(expected.get(one.rank, {}).values()) for one in evidence.ended("hung")]
-    if all(one.phase == "construct" for one in evidence.ended("hung")):
+    demands = [list(expected.get(one.rank, {}).values()) for one in lost]
+    if all(one.phase == "construct" for one in lost):
         demands = [one[:1] for one in demands]
-    return all(one and all(isinstance(demand, Raises) for demand in one) for one in demands)
+    lacks = all(one and all(isinstance(demand, Raises) for demand in one) for one in demands)
+    return replace(found, mistake="lacks-check") if lacks else found
 
 
 def _no_hang(evidence: Evidence) -> Finding:

@@ -331,7 +331,7 @@ def test_what_breaks_later_or_because_a_rank_died_has_begun(seen: tuple[Observat
     assert unconnected({one.rank: one for one in seen}) == ""
 
 
-def test_ranks_that_hang_where_they_had_to_raise_lack_a_check() -> None:
+def test_ranks_that_hang_or_die_where_they_had_to_raise_lack_a_check() -> None:
     hung = (ended(0, "hung", phase="construct"), returned(1, facts={"construct": None}))
     refusal = Raises(("RuntimeError",))
     first = {rank: {"construct": refusal, "step0/grad/w": 1.0} for rank in (0, 1)}
@@ -342,3 +342,7 @@ def test_ranks_that_hang_where_they_had_to_raise_lack_a_check() -> None:
     ):  # fmt: skip
         finding = _finding("no_hang", replace(evidence_of(*seen), expected=expected))
         assert (finding.verdict, finding.mistake) == (Verdict.HANG, mistake)
+    died = (ended(0, "killed", phase="construct"), returned(1, facts={"construct": None}))
+    for expected, mistake in ((first, "lacks-check"), ({0: {"step0/grad/w": 1.0}}, "")):
+        finding = _finding("no_crash", replace(evidence_of(*died), expected=expected))
+        assert (finding.verdict, finding.mistake) == (Verdict.CRASH, mistake)
