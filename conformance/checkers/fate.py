@@ -46,7 +46,7 @@ def no_hang(evidence: Evidence) -> Finding:
 
 
 def _lacking_a_check(found: Finding, evidence: Evidence, lost: list[Observation]) -> Finding:
-    """Return the finding; where all `lost` ranks had to raise, the check is missing, and their end follows from that."""
+    """Return the finding; where all `lost` ranks had to raise, the check is missing, and their end follows."""
     expected = evidence.expected or {}
     demands = [list(expected.get(one.rank, {}).values()) for one in lost]
     if all(one.phase == "construct" for one in lost):

@@ -343,6 +343,7 @@ def test_ranks_that_hang_or_die_where_they_had_to_raise_lack_a_check() -> None:
         finding = _finding("no_hang", replace(evidence_of(*seen), expected=expected))
         assert (finding.verdict, finding.mistake) == (Verdict.HANG, mistake)
     died = (ended(0, "killed", phase="construct"), returned(1, facts={"construct": None}))
-    for expected, mistake in ((first, "lacks-check"), ({0: {"step0/grad/w": 1.0}}, "")):
-        finding = _finding("no_crash", replace(evidence_of(*died), expected=expected))
+    values: dict[int, dict[str, object]] = {0: {"step0/grad/w": 1.0}}
+    for demanded, mistake in ((first, "lacks-check"), (values, "")):
+        finding = _finding("no_crash", replace(evidence_of(*died), expected=demanded))
         assert (finding.verdict, finding.mistake) == (Verdict.CRASH, mistake)
