@@ -299,7 +299,8 @@ class Trainee:
         step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
     def _change(self, action: Action) -> None:
-        if action.kind in ("freeze", "unfreeze") and any(block.checkpoint for block in self._training.blocks):
+        changes_forward = action.kind in ("freeze", "unfreeze", "replace")
+        if changes_forward and any(block.checkpoint for block in self._training.blocks):
             self._pending.clear()  # what a checkpoint computes again must be what it saved
         self._changes.make(self.module, action)
 
