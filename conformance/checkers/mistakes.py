@@ -48,7 +48,8 @@ MISTAKES = {
     ),
     "never-reduced": Mistake(
         "A value is never reduced: every rank keeps its own.",
-        "All-reduce every gradient in backward; where some are right, see which parameters have no hook.",
+        "All-reduce every gradient in backward; where some are right, see which parameters have no hook, and whether"
+        " the forward decides, wherever its backward runs.",
     ),
     "left-out": Mistake(
         "Some gradients, or parts of them, are never reduced: every rank keeps its own, while others are averaged.",
@@ -65,7 +66,7 @@ MISTAKES = {
     ),
     "reduced-local": Mistake(
         "What every rank must keep for itself is reduced.",
-        "Reduce neither ignored parameters nor what a backward under `no_sync` brings.",
+        "Reduce neither ignored parameters nor what comes of a forward under `no_sync`, wherever its backward runs.",
     ),
     "off-by-rounding": Mistake(
         "Values are off by rounding only.",

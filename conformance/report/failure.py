@@ -88,6 +88,11 @@ def run_command(scenario_id: str, subject: str, backend: str) -> str:
     return _command(["run", scenario_id], subject, backend)
 
 
+def last_failed_command(subject: str, backend: str, folder: Path) -> str:
+    """Return the command that runs again what failed in the report in `folder`."""
+    return _command(["run", "--last-failed", "--report", str(folder)], subject, backend)
+
+
 def _command(words: list[str], subject: str, backend: str) -> str:
     if subject != "ddp_impl":
         words = [*words, "--ddp", subject]

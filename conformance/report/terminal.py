@@ -13,8 +13,8 @@ from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.unconnected import TRIED_AGAIN
-from conformance.report.causes import Cause, causes_of
-from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.causes import Cause, Kind, causes_of, in_short
+from conformance.report.failure import failure_path, failure_text, last_failed_command, replay_command
 from conformance.report.groups import all_groups, groups_of
 from conformance.report.headline import kept
 from conformance.report.lines import broken, print_evidence, print_sentence
@@ -28,7 +28,7 @@ from conformance.run.outcome import (
     subjects_text,
     verdicts_of,
 )
-from conformance.run.report import Report
+from conformance.run.report import Report, RequirementSummary
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import Verdict
 
@@ -169,28 +169,35 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     if causes:
         said = f"{counted(len(report.failures), 'failure')}, {counted(len(causes), 'cause')}:"
         console.print(said, style="bold", highlight=False)
+    rows = {row.id: row for row in report.requirements}
     for number, cause in enumerate(causes[:whole], start=1):
-        _print_cause(console, cause, number)
+        _print_cause(console, cause, number, rows)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
         print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay, title=cause.title))
         console.print()
-    if not causes[whole:]:
-        return
     for number, cause in enumerate(causes[whole:], start=whole + 1):
-        _print_cause(console, cause, number)
-    console.print(f"\nWhy: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
+        _print_cause(console, cause, number, rows)
+    if causes[whole:]:
+        why = failure_path(folder, "*").with_suffix(".txt")
+        console.print(f"\nWhy: {why}, or run with --verbose.", highlight=False, soft_wrap=True)
+    if causes:
+        again = last_failed_command(report.subject.typed, report.backend, folder)
+        console.print(f"After a mend: {again}\n", highlight=False, soft_wrap=True)
 
 
-def _print_cause(console: Console, cause: Cause, number: int) -> None:
-    """Print what is wrong, in how many scenarios, and what to do."""
+def _print_cause(console: Console, cause: Cause, number: int, rows: Mapping[str, RequirementSummary]) -> None:
+    """Print what is wrong, in how many scenarios, whether every DDP owes it, and what to do."""
     style = STYLES[Verdict.FAIL if cause.verdict is Verdict.PASS else cause.verdict]
     start = f"{number:>3}.  "
     title = broken(console, f"{start}{cause.sentence}", len(start))
     console.print(Text(title, style=style), soft_wrap=True)
-    for label, text in (("Seen in ", cause.extent), ("Do: ", cause.remedy)):
-        if text:
-            line = broken(console, " " * len(start) + label + text, len(start))
-            console.print(Text(line, style="dim"), soft_wrap=True)
+    of_them = [rows[name] for name in cause.requirements if name in rows]
+    optional = ", of level full: not every DDP owes it" if {row.level for row in of_them} == {"full"} else ""
+    told = [f"Seen in {cause.extent}{optional}", f"Do: {cause.remedy}" if cause.remedy else ""]
+    if cause.kind is Kind.LACKS_CHECK:
+        told += [f"{row.id}: {in_short(row.statement)}" for row in of_them]
+    for text in filter(None, told):
+        console.print(Text(broken(console, " " * len(start) + text, len(start)), style="dim"), soft_wrap=True)
 
 
 def print_totals(console: Console, report: Report, *, notes: bool = False) -> None:
@@ -228,7 +235,8 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif report.is_green and report.num_excused:
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
-        console.print(f"{report.short_name} {kept(report)}.", style="bold green", highlight=False)
+        whole = " It keeps all that it declares to have." if report.verdicts[Verdict.UNSUPPORTED] else ""
+        console.print(f"{report.short_name} {kept(report)}.{whole}", style="bold green", highlight=False)
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:

@@ -64,8 +64,9 @@ def num_killed(scenarios: Iterable[Scenario], kills: Kills) -> int:
 def sentence(scenarios: Collection[Scenario], kills: Kills) -> str:
     """Return what profile quick, which holds `scenarios`, is worth."""
     return (
-        f"Profile quick: {len(scenarios)} scenarios for every requirement of level core; they are known to kill"
-        f" {num_killed(scenarios, kills)} of the {len(kills)} mutants that profile full is to kill."
+        f"Profile quick: {len(scenarios)} scenarios of levels core and full; they are known to kill"
+        f" {num_killed(scenarios, kills)} of the {len(kills)} mutants that profile full is to kill. What every DDP owes"
+        " is profile core."
     )
 
 

@@ -445,13 +445,15 @@ class WhatPeopleRead(expecttest.TestCase):
             """\
 2 failures, 1 cause:
   1.  A gradient MUST NOT depend on the bucket cap.
-      Seen in 2 scenarios of GRAD-02
+      Seen in 2 scenarios of GRAD-02, of level full: not every DDP owes it
 CRASH  GRAD-02  it was CRASH
       gradients/GRAD-02/cnn
       subject=ddp_impl backend=gloo world=2 seed=7
 Let   A = it was CRASH
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
+
+After a mend: ddp-conformance run --last-failed --report report
 
 chapter    passed  scenarios  ddp_impl                             torch's DDP
 gradients  0 of 2          4  CRASH 1, FAIL 1 of 4                 FAIL 1 of 3, 1 unsupported
@@ -511,7 +513,7 @@ UNSUPPORTED, and so not judged:
      1  mine declares no static_graph
      1  for 1 other reason; the page has them
 To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend.
-ddp_impl keeps 2 of 2 requirements.""",
+ddp_impl keeps 2 of 2 requirements. It keeps all that it declares to have.""",
         )
 
     def test_passes_that_were_not_expected(self) -> None:
@@ -546,6 +548,8 @@ PASS  GRAD-01  Every rank MUST hold the mean of the gradients.
       it passed, but FAIL was expected (a known defect; https://example.org/1): remove its entry
       from the known failures, or narrow it down
 Replay  ddp-conformance replay report/failures/gradients.GRAD-01.a.json
+
+After a mend: ddp-conformance run --last-failed --report report
 
 median warm scenario at world size 2: 12.5 ms, others beside it
 3 scenarios in 12.5 s, evidence for 3 requirements
