@@ -169,7 +169,9 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
         seen = next(one.summary for one in told if one.mistake == mistake)
         return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True, follows=known.follows)
     title = shorten(first.summary)
-    if first.checker in _COMPARE:
+    # Of ranks that hang where nothing was recorded, evidence names the phase alone, another one in each scenario.
+    is_bare = first.checker == "no_hang" and not (outcome.replay or {}).get("recorded", True)
+    if first.checker in _COMPARE or is_bare:
         title = in_short(statements.get(blamed(outcome), "")) or title
     return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
 

@@ -282,6 +282,19 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
 
+def test_ranks_that_hang_unrecorded_in_several_phases_are_one_cause() -> None:
+    said = "rank 0 did not end: rank 0 is in phase {}"
+    outcomes = [
+        _failed(f"gradients/GRAD-02/{name}", Finding("no_hang", HANG, said.format(name)))
+        for name in ("gather", "scatter")
+    ]
+    assert len(causes_of(run_report(*outcomes))) == 2
+    for one in outcomes:
+        assert one.replay is not None
+    bare = [dataclasses.replace(one, replay={**(one.replay or {}), "recorded": False}) for one in outcomes]
+    assert [one.extent for one in causes_of(run_report(*bare))] == ["2 scenarios of GRAD-02"]
+
+
 def test_one_error_in_several_phases_is_one_cause() -> None:
     said = "rank 1 raised RuntimeError in phase {}: no route"
     report = run_report(
