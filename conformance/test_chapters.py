@@ -113,7 +113,7 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
         backend = scenario_runner.backend.source or scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         # The first line is what pytest's summary shows: which requirement is broken, and how.
-        statements = {one.id: one.statement for one in load_catalogue()}
+        statements = load_catalogue().statements
         first = f"{blamed(outcome)}: {cause_of(outcome, statements).title}"
         pytest.fail(f"{first}\n{failure_text(outcome, backend, load_catalogue(), replay)}", pytrace=False)
     if outcome.contaminated_by:

@@ -134,11 +134,11 @@ def _options(backend: str, ddp: str) -> str:
 def _print_footing(console: Console, footing: Footing) -> None:
     word = footing.status.value
     text = footing.detail if word != "ok" else f"{footing.asks}{f' ({footing.detail})' if footing.detail else ''}"
-    duration = f"  {footing.duration_ms:.0f} ms" if footing.duration_ms else ""
+    space = "\N{NO-BREAK SPACE}" if console.is_terminal else " "
+    duration = f"  {footing.duration_ms:.0f}{space}ms" if footing.duration_ms else ""
     line = f"{word:<{_WIDTH_OF_WORD}}{footing.rung:<{_WIDTH_OF_RUNG}}{text}{duration}"
     if console.is_terminal:  # off it a rung is a line, for those who search
-        unbroken = line.removesuffix(" ms") + "\N{NO-BREAK SPACE}ms" * line.endswith(" ms")
-        line = broken(console, unbroken, _WIDTH_OF_WORD + _WIDTH_OF_RUNG)
+        line = broken(console, line, _WIDTH_OF_WORD + _WIDTH_OF_RUNG)
     shown = Text(line)
     shown.stylize(_STYLES[word], 0, len(word))
     shown.stylize("dim", len(line) - len(duration))

@@ -49,7 +49,7 @@ def _missing(words: tuple[str, ...], text: str) -> tuple[str, ...]:
 def readings(kept: Iterable[Kept]) -> list[Reading]:
     """Return what is read first of each mutant of which something was `kept`, judged anew."""
     words = {mutant.name: mutant.words for mutant in load_mutants()}
-    statements = {one.id: one.statement for one in load_catalogue()}
+    statements = load_catalogue().statements
     by_mutant: dict[str, list[Kept]] = {}
     for one in kept:
         by_mutant.setdefault(one.mutant, []).append(one)
