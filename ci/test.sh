@@ -11,10 +11,13 @@ step() {
 
 step ruff check .
 step ruff format --check .
-# Types are checked on one core while the tests begin.
+# Types are checked on one core while the tests begin. Before that Python compiles the modules and makes the scenarios,
+# and keeps both: else each of the workers would do so at once.
 mkdir -p .cache
 { mypy && mypy ci/trust; } > .cache/types.txt 2>&1 &
 types=$!
+echo "== ddp-conformance list"
+ddp-conformance list > /dev/null
 
 # Of the scenarios profile quick, which kills nearly all that profile full kills, judged by the truth alone:
 # ci/conformance.sh runs profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Four workers

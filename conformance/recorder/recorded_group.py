@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -193,6 +193,10 @@ class RecordedGroup(dist.ProcessGroup):
             backend = inner._get_backend(device)
             self._register_backend(device, _backend_type(backend), backend)
             self._set_default_backend(_backend_type(backend))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled, in the words in which a real group does."""
+        raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
     # What torch's C++ code asks by these names; the properties of the base class answer through them as well.
 

@@ -7,7 +7,6 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -32,6 +31,7 @@ from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
+from conformance.waiting import processors
 from conformance.waiting.pending import Pending
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import MOST_DEADLINES
@@ -41,7 +41,8 @@ OnEvent = Callable[[Progress], None]
 
 #: While one scenario is judged, the next one runs. When no rank of a column has made progress for so long, the one
 #: after that begins, too: ranks that hang, until their deadline or another one's timeout, leave the processors idle.
-_PATIENCE_S = 0.5
+#: Where one is seen to be idle, it begins after the shorter time.
+_PATIENCE_S, _PATIENCE_IF_IDLE_S = 0.5, 0.05
 #: So many scenarios at most are waited for.
 _MOST_WAITING = 9
 
@@ -208,7 +209,7 @@ class _Judging:
             started_s = time.monotonic()
             waiting.append(_Waiting(number, place, started_s, runner.start(self.scenarios[place])))
             for one in tuple(waiting):
-                outcome = one.pending.within(self._patience_with(one, number))
+                outcome = self._outcome_of(one, number)
                 if outcome is not None:
                     waiting.remove(one)
                     yield self._judged(one, outcome)
@@ -218,11 +219,18 @@ class _Judging:
         for one in waiting:
             yield self._judged(one, one.pending.wait())
 
-    def _patience_with(self, one: _Waiting, newest: int) -> float:
+    def _outcome_of(self, one: _Waiting, newest: int) -> Outcome | None:
+        """Return the outcome of `one`, None when the scenario after the `newest` may as well begin."""
         # What has a longer deadline than most compiles: without progress, and with every processor that there is.
         if self.one_at_a_time or self.scenarios[one.place].deadline_s > DEFAULT_DEADLINE_S:
-            return math.inf
-        return _PATIENCE_S if one.number == newest - 1 else 0.0
+            return one.pending.wait()
+        if one.number != newest - 1:
+            return one.pending.within(0.0)
+        for _ in range(round(_PATIENCE_S / _PATIENCE_IF_IDLE_S)):
+            outcome = one.pending.within(_PATIENCE_IF_IDLE_S)
+            if outcome is not None or processors.one_is_idle():
+                return outcome
+        return None
 
     def _judged(self, one: _Waiting, outcome: Outcome) -> _Judged:
         return _Judged(one.place, outcome, Span(os.getpid(), outcome.id, one.started_s, time.monotonic()))

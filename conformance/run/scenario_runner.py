@@ -18,7 +18,7 @@ from conformance.run.known_failures import Excuses
 from conformance.run.needs import lacks_of, needs_of
 from conformance.run.outcome import NATIVE, Outcome
 from conformance.run.patience import hangs_after, hurried, shortened
-from conformance.run.settlement import Settlement
+from conformance.run.settlement import Settled, Settlement
 from conformance.run.shortage import denials, shortage_since
 from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
@@ -80,6 +80,7 @@ class ScenarioRunner:
         pending_truth = Truth.begin(program, scenario, self._ranks) if runs else Pending.of(Truth())
         pending: list[Pending[Attempt]] = []
         attempts: dict[int, Attempt] = {}  # by the column
+        settling: list[Pending[Outcome]] = []  # one, when both columns have ended
         for column, subject in enumerate(subjects):
             if column == 0:
                 fresh = not self._why_unsupported(scenario, subject) and self._wants_fresh(scenario, program)
@@ -93,6 +94,8 @@ class ScenarioRunner:
         truths = [pending_truth.wait()] if attempts else []
 
         def outcome(silence_s: float) -> Outcome | None:
+            if settling:
+                return settling[0].within(silence_s)
             if not truths:
                 truths.append(pending_truth.wait())
             for column, one in enumerate(pending):
@@ -101,13 +104,14 @@ class ScenarioRunner:
                     attempts[column] = attempt
             if len(attempts) < len(pending):
                 return None
-            return self._outcome(scenario, program, truths[0], attempts[0], attempts.get(1))
+            settling.append(self._outcome(scenario, program, truths[0], attempts[0], attempts.get(1)))
+            return settling[0].within(silence_s)
 
         return Pending(outcome)
 
     def _outcome(
         self, scenario: Scenario, program: Program, truth: Truth, attempt: Attempt, native: Attempt | None
-    ) -> Outcome:
+    ) -> Pending[Outcome]:
         """Return the outcome of both columns' attempts, after another attempt of a subject that failed when warm.
 
         So has a column another attempt, on fresh ranks, whose ranks could not connect to each other.
@@ -119,26 +123,29 @@ class ScenarioRunner:
         if native is not None:
             beside = judged(native, program, truth)
             authority = authority_of(program, beside.verdict, native.observations)
-        settlement = Settlement(lambda one: judged(one, program, truth, authority), self._attempt, self._started)
-        settled = settlement.of(attempt, lambda result: self._is_known(scenario, result))
-        if settled.result.verdict.is_failure or settled.contaminated_by:
-            self._doubted.add(scenario.kind_of_ranks)
-        result = settled.result
-        if tried_again:
-            result = replace(result, findings=(*result.findings, Finding("runner", result.verdict, tried_again)))
-        outcome = Outcome.of(
-            scenario,
-            result,
-            beside,
-            notes=settled.attempt.notes(truth),
-            native_notes=native.notes(truth) if native is not None else (),
-            warm=bool(settled.attempt.after),
-            excuse=self._excuses(scenario, settled.result),
-            contaminated_by=settled.contaminated_by,
-            tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
-        )
-        self._num_hangs = hangs_after(outcome, self._num_hangs)
-        return outcome
+        settlement = Settlement(lambda one: judged(one, program, truth, authority), self._try_again, self._started)
+
+        def told(settled: Settled) -> Outcome:
+            if settled.result.verdict.is_failure or settled.contaminated_by:
+                self._doubted.add(scenario.kind_of_ranks)
+            result = settled.result
+            if tried_again:
+                result = replace(result, findings=(*result.findings, Finding("runner", result.verdict, tried_again)))
+            outcome = Outcome.of(
+                scenario,
+                result,
+                beside,
+                notes=settled.attempt.notes(truth),
+                native_notes=native.notes(truth) if native is not None else (),
+                warm=bool(settled.attempt.after),
+                excuse=self._excuses(scenario, settled.result),
+                contaminated_by=settled.contaminated_by,
+                tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
+            )
+            self._num_hangs = hangs_after(outcome, self._num_hangs)
+            return outcome
+
+        return settlement.of(attempt, lambda result: self._is_known(scenario, result)).then(told)
 
     def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
         """Return the attempt, or another one on fresh ranks if its ranks could not connect, and what is to be told.
@@ -151,8 +158,11 @@ class ScenarioRunner:
         now = "those could not either" if unconnected(again.observations) else "those could"
         return again, f"{TRIED_AGAIN}: {why}; {now}"
 
-    def _attempt(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
-        return self._start(scenario, self.subject, fresh=fresh).wait()
+    def _try_again(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
+        if fresh:  # what has failed may have left something behind
+            self._doubted.add(scenario.kind_of_ranks)
+        pending = self._start(scenario, self.subject, fresh=fresh)
+        return pending if self.backend.device_type == "cpu" else Pending.of(pending.wait())
 
     def _wants_fresh(self, scenario: Scenario, program: Program) -> bool:
         """Whether the subject's ranks must be fresh this time, which counts as having had them.

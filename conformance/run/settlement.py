@@ -10,6 +10,7 @@ from conformance.observation import KEPT_ONCE
 from conformance.run.attempt import Attempt
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.waiting.pending import Pending
 
 #: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
 _MOST_SAID = 3000
@@ -22,10 +23,10 @@ _OF_TRACES = ("leaves_no_trace", "leaves_no_process")
 
 
 class TryAgain(Protocol):
-    """Runs a scenario on ranks of the subject and waits for it."""
+    """Starts a scenario on ranks of the subject."""
 
-    def __call__(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
-        """Return the attempt; with `fresh` that of ranks that have run nothing yet."""
+    def __call__(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
+        """Return what becomes the attempt; with `fresh` that of ranks that have run nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,17 @@ class Settlement:
     try_again: TryAgain
     started: Mapping[str, Scenario]
 
-    def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Settled:
+    def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Pending[Settled]:
         """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
         attempt, result = self._without_what_is_kept_once(attempt)
         if not result.verdict.is_failure or not attempt.after or is_known(result):
-            return Settled(attempt, result)
-        again, alone = self._without_what_is_kept_once(self.try_again(attempt.scenario, fresh=True))
+            return Pending.of(Settled(attempt, result))
+        pending = self.try_again(attempt.scenario, fresh=True)
+        return pending.then(lambda again: self._of_both(attempt, result, again))
+
+    def _of_both(self, attempt: Attempt, result: ScenarioResult, again: Attempt) -> Settled:
+        """Return what counts of a failure on warm ranks and of what came on fresh ones."""
+        again, alone = self._without_what_is_kept_once(again)
         if alone.verdict is result.verdict:
             return Settled(attempt, result)
         spoiler = self._spoiler(attempt, result.verdict)
@@ -70,16 +76,16 @@ class Settlement:
         result = self.judge(attempt)
         if not _kept_at_most_once(attempt, result):
             return attempt, result
-        again = self.try_again(attempt.scenario)
+        again = self.try_again(attempt.scenario).wait()
         own = attempt.scenario.id
         if again.after[-1:] != (own,):  # the same ranks run another scenario meanwhile
-            self.try_again(attempt.scenario, fresh=True)
-            again = self.try_again(attempt.scenario)
+            self.try_again(attempt.scenario, fresh=True).wait()
+            again = self.try_again(attempt.scenario).wait()
         return (again, self.judge(again)) if again.after[-1:] == (own,) else (attempt, result)
 
     def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
         """Whether one of further fresh ranks comes to that verdict: nobody spoils what fails at times by itself."""
-        further = (self.try_again(scenario, fresh=True) for _ in range(_TIMES_ALONE - 1))
+        further = (self.try_again(scenario, fresh=True).wait() for _ in range(_TIMES_ALONE - 1))
         return any(self.judge(again).verdict is verdict for again in further)
 
     def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
@@ -95,8 +101,8 @@ class Settlement:
             if not all(name in self.started for name in earlier):
                 return None
             for place, name in enumerate(earlier):
-                self.try_again(self.started[name], fresh=place == 0)
-            again = self.try_again(attempt.scenario)
+                self.try_again(self.started[name], fresh=place == 0).wait()
+            again = self.try_again(attempt.scenario).wait()
             return self.judge(again).verdict is verdict if again.after == earlier else None
 
         too_few, enough = 0, 1

@@ -4,7 +4,7 @@ A mutant is a DDP or backend that is wrong on purpose. `kills.toml` beside this 
 to kill it, and how many seconds of a processor each takes the ranks of a DDP that is right:
 
     [NoDivision]
-    "gradients/GRAD-01/scalar-plain-world2" = 0.031
+    "gradients/GRAD-01/mlp-world2" = 0.052
 
 A mutant without any has not been run since then. `ddp-conformance mutants --kills FILE` writes the file.
 """

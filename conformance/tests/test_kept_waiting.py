@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from conformance.observation import IMPORT
 from conformance.recorder.flight_record import FlightRecord, LastSeen
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
-from conformance.waiting import kept_waiting
+from conformance.waiting import kept_waiting, processors
 from conformance.waiting.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
@@ -252,3 +253,27 @@ def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same() -> None
     assert waiting.until() <= machine_time.now()
     began = machine_time.now()
     assert Waiting(0.2, [], ["no such flight record"], began - 1).cut_to(0.1).until() >= began + 0.1
+
+
+def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(kept_waiting, "time", clock)
+    looked = [clock.monotonic() for _ in seconds_of([os.getpid()], 2.0, pause_s=0.001, most_times=1.0)]
+    pauses = [after - before for before, after in itertools.pairwise(looked)]
+    assert pauses[0] == pytest.approx(0.001)
+    assert max(pauses) == pytest.approx(0.01)
+    assert all(pause < 0.0011 + 0.06 * (before - looked[0]) for pause, before in zip(pauses, looked, strict=False))
+    assert 200 <= len(looked) < 300
+
+
+@pytest.mark.parametrize(("runnable", "is_idle"), [(1, True), (2, True), (3, False), (30, False)])
+def test_a_processor_is_idle_while_fewer_could_run_than_there_are(
+    runnable: int, is_idle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader runs itself."""
+    (tmp_path / "loads").write_text(f"12.31 14.46 12.45 {runnable}/294 27554\n")
+    monkeypatch.setattr(processors, "_LOADS", str(tmp_path / "loads"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert processors.one_is_idle() == is_idle
+    monkeypatch.setattr(processors, "_LOADS", str(tmp_path / "none"))
+    assert not processors.one_is_idle()

@@ -65,6 +65,7 @@ def test_the_whole_ladder_holds_and_the_limits_are_as_declared(zygote: ZygotePro
     assert others == {**dict.fromkeys(absent, Status.ABSENT), **beyond}
 
 
+@pytest.mark.nightly
 def test_scenarios_of_the_core_pass(zygote: ZygoteProcess) -> None:
     selection = Selection(requirements=("GRAD-01", "BUCKET-01"), world_sizes=(2,))
     scenarios = selection.apply(load_scenarios(), load_catalogue())

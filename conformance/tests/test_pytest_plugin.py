@@ -79,10 +79,11 @@ def test_an_installed_copy_whose_files_pytest_loads_as_a_plugins_judges_the_same
 
 
 def test_a_failure_is_the_explanation_and_no_traceback(tmp_path: Path) -> None:
-    done = run_pytest(tmp_path, "-k", "TRAIN-16 and moe-world2", "--ddp", f"{SUBJECTS}:Unsynchronised")
+    chosen = ["-k", "GRAD-01 and mlp-world2", "--ddp-no-native"]
+    done = run_pytest(tmp_path, *chosen, "--ddp", f"{SUBJECTS}:Unsynchronised")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
-    assert "\nFAIL  TRAIN-16  Models of every family" in done.stdout
-    assert f"\nReplay  ddp-conformance run training/TRAIN-16/moe-world2 --ddp {SUBJECTS}:Unsynchronised" in done.stdout
+    assert "\nFAIL  GRAD-01  When a synchronised backward returns" in done.stdout
+    assert f"\nReplay  ddp-conformance run gradients/GRAD-01/mlp-world2 --ddp {SUBJECTS}:Unsynchronised" in done.stdout
     assert "def test_scenario" not in done.stdout
 
 

@@ -688,6 +688,35 @@ def test_a_failure_on_fresh_ranks_too_is_the_subject_s() -> None:
     assert report.contaminated == ()
 
 
+class SlowWhenFresh(WarmRanks):
+    """Ranks that, where they are fresh, need the scenario after next to have begun before they end."""
+
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
+        observations = self.run(scenario, subject, fresh=fresh)
+        begun = len(self.asked)
+
+        def ended(silence_s: float) -> Mapping[int, Observation] | None:
+            is_over = not fresh or math.isinf(silence_s) or len(self.asked) - begun >= 2
+            return observations if is_over else None
+
+        return Pending(ended)
+
+
+@pytest.mark.parametrize(("device_type", "begun"), [("cpu", "abbcd"), ("sim", "abb")])
+def test_others_go_on_while_a_failure_is_tried_on_fresh_ranks(device_type: str, begun: str) -> None:
+    ranks, outcomes = SlowWhenFresh(lambda before, wanted: wanted.id.endswith("/b")), []
+    backend = dataclasses.replace(GLOO, device_type=device_type)
+
+    def note(event: Progress) -> None:
+        if event.outcome is not None:
+            outcomes.append((event.outcome.id[-1], "".join(name for name, _ in ranks.asked)))
+
+    chosen = [scenario(name) for name in "abcde"]
+    report = runner.run(chosen, MINE, backend, native=False, controller=ranks, on_event=note)
+    assert [one.id[-1] for one in report.failures] == ["b"]
+    assert dict(outcomes)["b"] == begun
+
+
 def test_ranks_that_cannot_connect_are_replaced_once_and_that_is_told() -> None:
     lost = RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
 

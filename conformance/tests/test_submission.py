@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a report of torch's DDP by a second clone, signed by its people."""
     clone = tmp_path_factory.mktemp("clone")
     for package in ("conformance", "ddp_impl"):
-        shutil.copytree(PACKAGES / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGES / package, clone / package)
     command = [sys.executable, "-m", "conformance", "run", *CHOSEN, "--ddp", "torch", "--no-native", "--quiet"]
     done = subprocess.run(
         [*command, "--report", "report"], cwd=clone, env={**os.environ, "PYTHONPATH": str(clone)},

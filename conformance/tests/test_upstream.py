@@ -163,6 +163,7 @@ def test_a_ddp_that_cannot_be_imported_where_the_tests_are_is_refused() -> None:
         ranks.tests(2)
 
 
+@pytest.mark.nightly
 def test_a_test_that_does_not_exist_is_a_mistake() -> None:
     result = CliRunner().invoke(main, ["upstream", "--ddp", "torch", "-k", "no_such_test"])
     assert result.exit_code == 2

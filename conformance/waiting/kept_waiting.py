@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
+#: Pauses grow to this share of what has passed, and to so many seconds: who waits long need not look so often.
+_SHARE_OF_A_PAUSE, _LONGEST_GROWN_S = 0.05, 0.01
 #: A thread that is woken later than this could not listen, nor could others go on: the machine stood still. A busy one
 #: wakes who sleeps much sooner.
 LATE_S = 0.5
@@ -62,14 +64,14 @@ class KeptWaiting:
 
 
 def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
-    """Yield every `pause_s` seconds, until the other threads of this process could have gone on for `seconds`."""
+    """Yield as `seconds_of` does, until the other threads of this process could have gone on for `seconds`."""
     return seconds_of([os.getpid()], seconds, pause_s=pause_s, but=[threading.get_native_id()])
 
 
 def seconds_of(
     pids: Iterable[int], seconds: float, *, pause_s: float, most_times: float = _MOST_TIMES, but: Collection[int] = ()
 ) -> Iterator[None]:
-    """Yield every `pause_s` seconds, until the threads of these processes could have gone on for `seconds`.
+    """Yield until the threads of these processes could have gone on for `seconds`: every `pause_s`, later more rarely.
 
     What they should have done by the last time they had the time for, also on a busy machine, or one that stood still.
     It comes after `most_times` the seconds at the latest. Threads in `but` keep nobody waiting.
@@ -80,6 +82,7 @@ def seconds_of(
     while passed_s < seconds or (
         passed_s < most_times * seconds and (passed_s < seconds + kept_waiting.seconds or kept_waiting.goes_on())
     ):
+        pause_s = max(pause_s, min(_LONGEST_GROWN_S, passed_s * _SHARE_OF_A_PAUSE))
         time.sleep(pause_s)
         before, looked_at = looked_at, time.monotonic()
         passed_s += min(looked_at - before, pause_s + LATE_S)
