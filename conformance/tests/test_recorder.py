@@ -5,6 +5,7 @@ Both ranks run every experiment below twice in one process, recorded and unrecor
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable
@@ -61,6 +62,14 @@ def _train(rank: int, recorder: Recorder, **options: Any) -> list[Tensor]:
         loss.backward()
         gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     return gradients
+
+
+@experiment
+def copies_of_the_group(rank: int, recorder: Recorder) -> Any:
+    try:
+        return copy.deepcopy(_world())
+    except TypeError as error:
+        return str(error)
 
 
 @experiment
