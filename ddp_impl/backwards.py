@@ -38,10 +38,12 @@ class Participant(Protocol):
     """A wrapper's reducer.
 
     `construction`: its place in the order in which this process built wrappers. `group` and `device`: over what and
-    with what it communicates. `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
+    with what it communicates. `in_company`: other wrappers may take part in its backwards, on every rank of the group
+    alike. `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
     """
 
     construction: int
+    in_company: bool
     device: torch.device
 
     @property
@@ -94,14 +96,26 @@ def next_construction() -> int:
     return next(_constructions)
 
 
+def others_live() -> bool:
+    """Whether this process has a wrapper by now, as far as its garbage collector has come: that of no other rank."""
+    return bool(_living)
+
+
 def watch_for(participant: Participant) -> None:
-    """Have `participant` begin with others, for as long as it lives."""
+    """Have `participant` begin with others, for as long as it lives, and those that live be in company if it is."""
+    if participant.in_company:
+        for other in _living:
+            other.in_company = True
     _living.add(participant)
 
 
-def have_an_order() -> bool:
-    """Whether wrappers must begin and send in one order: there are several, and ranks may differ in what one uses."""
-    return len(_living) > 1 and any(one.ranks_may_differ for one in _living)
+def has_an_order(participant: Participant) -> bool:
+    """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses.
+
+    Not whether others live now: some rank keeps what the others have let go of, and a thread of a backend may hold what
+    a backward needs for a moment longer. It stays so once several were there.
+    """
+    return participant.in_company and any(one.ranks_may_differ for one in _living)
 
 
 def is_anothers(participant: Participant) -> bool:
@@ -120,7 +134,7 @@ def begin(participant: Participant) -> None:
     Collective for those that exchange something then.
     """
     joining = [participant]
-    if have_an_order():
+    if has_an_order(participant):
         repeated = participant.last_backward
         others = [other for other in _living if other is not participant and other.begins_with_others(repeated)]
         joining = sorted([participant, *others], key=_construction)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
+from ddp_impl import backwards
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
-from ddp_impl.backwards import have_an_order
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, bind_hook, builtin_hook
@@ -169,6 +169,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
+        self._in_company = True  # unless all ranks say that nobody has another one
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
@@ -179,7 +180,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
-                verify_replicas(mine, self.process_group, self.device)
+                self._in_company = verify_replicas(
+                    mine, self.process_group, self.device, in_company=backwards.others_live()
+                )
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
@@ -292,7 +295,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
             heard = self.reducer.absences.tie(output, tensors)
-            if have_an_order():
+            if backwards.has_an_order(self.reducer):
                 heard = marked(heard, tensors if heard is output else find_tensors(heard), self._began)
             self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
             return heard
@@ -394,6 +397,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
         self.require_backward_grad_sync = True
+        self._in_company = True
         # Ranks may have frozen different parameters since, or given them other data, and copies compare nothing.
         averaged = state.get("_averaged", {})
         self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
@@ -406,7 +410,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         frozen = [member.parameter for member in members if not member.parameter.requires_grad]
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them
             parameter.requires_grad_(True)
-        self.reducer = Reducer(members, self.process_group, self.device, self._options, self._peers)
+        self.reducer = Reducer(
+            members, self.process_group, self.device, self._options, self._peers, in_company=self._in_company
+        )
         self.reducer.before_backward = self._watch.check_hidden
         for parameter in frozen:
             parameter.requires_grad_(False)

@@ -6,7 +6,7 @@ callback that autograd runs when the backward is over, so that gradients are fin
 
 Theory of operation. A DDP is not alone in its group: other wrappers and the user's own collectives share it, before,
 within and after the backward. *Which collective comes next in a group is a function of what all its ranks know*, never
-of when this rank's gradients came, of what this rank uses, or of what it remembers.
+of when this rank's gradients came, of what this rank uses, of what it remembers, or of which wrappers it still holds.
 
 ==========================  ======================================================  =================================
 moment                      what every rank knows                                   what is sent then
@@ -85,8 +85,10 @@ class Reducer(ReducerSurface):
         device: torch.device,
         options: ReducerOptions,
         peers: Peers | None = None,
+        *,
+        in_company: bool = True,
     ) -> None:
-        """Plan one bucket per kind of gradient and register a hook on every parameter."""
+        """Plan one bucket per kind of gradient and listen to every parameter; `in_company`: see `Participant`."""
         self.parts = parts = ReducerParts.of(members, device, rank_in(group))
         self.members, self.device, self.buckets = parts.members, parts.device, parts.buckets
         self.state, self.arrivals, self.usage = parts.state, parts.arrivals, parts.usage
@@ -99,7 +101,7 @@ class Reducer(ReducerSurface):
         self.reduction = BucketReduction(parts, options, self._hooks.shared)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.absences = Absences(parts, self.reduction, self._hooks, self._anchor)
-        self.construction = backwards.next_construction()
+        self.construction, self.in_company = backwards.next_construction(), in_company
         has_threads = len(parts.devices) > 1
         self.lock = lock_of_reducers(has_threads)
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -135,7 +137,7 @@ class Reducer(ReducerSurface):
         iteration = self.reduction.iteration
         iteration.num_forwards += 1
         iteration.context_id = current_distributed_context_id()
-        if backwards.have_an_order():
+        if backwards.has_an_order(self):
             iteration.know_outputs(outputs)
         self._hooks.captures = iteration.context_id is not None
         self.parts.early_moves.movable = iteration.context_id is None

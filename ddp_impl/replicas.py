@@ -142,17 +142,19 @@ def describe(
     )
 
 
-def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device) -> None:
+def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool) -> bool:
     """Check that the replicas of all ranks of the group are equal; all ranks must call it.
 
-    One small collective when they are. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch
-    tells only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
+    Returns whether any rank has other wrappers besides, as this one has if it is `in_company`. One small collective
+    when the replicas are equal. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
+    only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
     """
-    digests = [Digest.decoded(data) for data in collectives.gather_bytes(mine.digest.encoded(), group, device)]
+    told = collectives.gather_bytes(mine.digest.encoded() + bytes([in_company]), group, device)
+    digests = [Digest.decoded(data[:-1]) for data in told]
     reordered = _first_reordered(digests)
     others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
     if not reordered and not others:
-        return
+        return any(data[-1] for data in told)
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
     if reordered:
         text = first_misplaced({rank: everyone[rank] for rank in reordered})

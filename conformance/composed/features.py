@@ -228,6 +228,7 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
         (frozenset(chain(*handling())), REFUSABLE),
         (starting("action transform"), starting("checkpoint", "around saved_tensors")),
         (starting("action wrapper"), frozenset({"action relayout:rank_0"})),
+        (frozenset({"action wrapper:kept"}), frozenset({"action wrapper:bare"})),
         (frozenset({"action transform:jvp"}), frozenset({"block counted"})),
         (starting("nested"), starting("idle", "action join", "action load:by_checkpoint")),
     )

@@ -194,6 +194,8 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
         return (
             "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"
         )
+    if {("wrapper", "bare"), ("wrapper", "kept")} <= ways:
+        return "a wrapper that awaits its backward takes that of the bare module for it, where a rank has kept it"
     if ("wrapper", "bare") in ways and training.beside is not None and training.beside.shares:
         return "the bare module's backward brings gradients that the wrapper beside awaits"
     checkpoints = any(block.checkpoint for block in training.blocks)

@@ -102,6 +102,7 @@ class Trainee:
         self._keeps = any(action.kind == "in_place" for action in training.actions)
         self._exchanges = Exchanges(training, rank, device, wrapping.all_reduce)
         self._pending: list[_Pending] = []
+        self._kept: list[Any] = []
         self._num_forwards = 0
         self._has_synchronised = False
         self._transformed: Mapping[str, Any] = {}
@@ -387,7 +388,8 @@ class Trainee:
 
     def _wrapper(self, action: Action) -> None:
         """Let go of the wrapper, whose outputs may await their backward; the module is wrapped anew before or later."""
-        self._model = self._wrapping.first(self._module) if action.how == "again" else None
+        self._kept += [self._model] * (action.how == "kept" and self._rank == 0)
+        self._model = self._wrapping.first(self._module) if action.how in ("again", "kept") else None
         gc.collect()
         if action.how == "bare":
             where = Where(self._rank, self._num_forwards)

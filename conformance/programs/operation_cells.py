@@ -30,8 +30,6 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
-#: So long a wrong result is looked at again: the right one that comes later tells of a Work that was done too early.
-_LINGER_S = 0.3
 #: So much later than others the last rank comes, if it is late.
 _LATE_S = 0.05
 #: A group in which an operation may be refused by some ranks only; the others then wait so long.
@@ -290,10 +288,8 @@ class _Trial:
         may_come_later = self._cell.lifetime == "dropped" and self._cell.operation == "send_recv"
         if wrong and may_come_later and self._patience.until(lambda: not self._wrong_now(truth, blocks, results)):
             return ""
-        if wrong:
-            time.sleep(_LINGER_S)
-            if not self._wrong_now(truth, blocks, results):
-                return f"{without_reading(wrong)}; the right values came later, so that it counted as done too early"
+        if wrong and self._patience.comes_late(lambda: not self._wrong_now(truth, blocks, results)):
+            return f"{without_reading(wrong)}; the right values came later, so that it counted as done too early"
         return wrong
 
     def _wrong_now(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:

@@ -17,6 +17,7 @@ from conformance.chapters.neighbours.company import (
     UNUSED,
 )
 from conformance.chapters.neighbours.grid import Case, pairwise
+from conformance.chapters.neighbours.kept_wrappers import KEPT
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
 from conformance.chapters.neighbours.wrapped_parts import DIVISIONS
@@ -80,6 +81,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _views_returned()
     yield from _waiting()
     yield from _wrapped_parts()
+    yield from _kept_wrappers()
     yield from _crossed()
 
 
@@ -240,6 +242,14 @@ def _begun_apart() -> Iterator[Scenario]:
     last_one_searches = arguments("plain-and-find", others=dict(FIND.options), unused="last_tower")
     beside = arguments(layout="side_by_side")
     yield from _beside("NEIGH-13", "", (2, 3), _PAIR, last_one_searches, beside, each("order", ORDERS), backwards)
+
+
+def _kept_wrappers() -> Iterator[Scenario]:
+    """Wrappers that one rank keeps and others let go of."""
+    kept = each("kept", KEPT)
+    for way in (_SEARCHING, _PLAIN):
+        for scenario in _grid("NEIGH-17", "", "kept_wrappers", (2, 3), kept, way):
+            yield scenario.replace(needs=_needs(scenario.options, {}))
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {

@@ -59,6 +59,12 @@ class _Gathered(torch.autograd.Function):
         return total[ctx.group.rank() * ctx.num_rows :][: ctx.num_rows], None
 
 
+def summed(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over ranks, which is one in backward, too."""
+    total: Tensor = _Sum.apply(rows, group)
+    return total
+
+
 def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = tensor.detach().clone().contiguous()
     dist.all_reduce(total, group=group)

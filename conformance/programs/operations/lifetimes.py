@@ -22,6 +22,8 @@ _PAUSE_S = 0.0002
 _PATIENCE_S = 3.0
 #: After a wait in vain the scenario has failed; others of its kind are given less.
 _SHORT_S = 0.5
+#: So long, and so many times in vain, a wrong result is looked at again: the right one may come later.
+_LINGER_S, _MOST_IN_VAIN = 0.3, 3
 
 
 class Patience:
@@ -30,10 +32,20 @@ class Patience:
     def __init__(self) -> None:
         """Begin with all of it."""
         self.seconds = _PATIENCE_S
+        self._lingers = _MOST_IN_VAIN
 
     def until(self, due: Callable[[], bool]) -> bool:
         """Whether something becomes true in time."""
         return any(due() for _ in own_seconds(self.seconds, pause_s=_PAUSE_S))
+
+    def comes_late(self, due: Callable[[], bool]) -> bool:
+        """Whether something is true a little later; it is not, and nobody waits, once it was not a few times."""
+        if not self._lingers:
+            return False
+        time.sleep(_LINGER_S)
+        is_late = due()
+        self._lingers -= not is_late
+        return is_late
 
     def in_vain(self) -> float:
         """Return for how many seconds it was waited, and wait less from now on."""
