@@ -71,9 +71,10 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 #: What only a loop does that handles its wrapper. It lets go of the wrapper, whose outputs may await their backward: it
-#: wraps the module anew before (`again`; on rank 0 it keeps the wrapper: `kept`) or when it needs a wrapper (`dropped`),
-#: and the bare module may have its own backward meanwhile (`bare`). Or it calls the wrapper within a function transform, which brings no gradients. Or it
-#: changes an output in place, and a loss also comes by way of what the module returned, which it kept, or a view of it.
+#: wraps the module anew before (`again`; where only rank 0 keeps the wrapper: `kept`) or when it needs one (`dropped`),
+#: and the bare module may have its own backward meanwhile (`bare`). Or it calls the wrapper within a transform of a
+#: function, which brings no gradients. Or it changes an output in place, and a loss also comes by way of what the
+#: module returned, which it kept, or a view of it.
 HANDLING: Mapping[str, tuple[str, ...]] = {
     "wrapper": ("dropped", "again", "kept", "bare"),
     "transform": ("grad", "jvp", "vmap", "stand_ins"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
@@ -205,42 +205,54 @@ class _Judging:
         """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
         runner = ScenarioRunner(self.subject, self.backend, ranks, native=self.native, excuses=self.excuses)
         waiting: list[_Waiting] = []
-        for number, place in enumerate(places):
-            started_s = time.monotonic()
-            waiting.append(_Waiting(number, place, started_s, runner.start(self.scenarios[place])))
-            for one in tuple(waiting):
-                outcome = self._outcome_of(one, number)
-                if outcome is not None:
-                    waiting.remove(one)
-                    yield self._judged(one, outcome)
-            if len(waiting) > _MOST_WAITING:
-                oldest = waiting.pop(0)
-                yield self._judged(oldest, oldest.pending.wait())
+        for place in places:
+            waiting.append(_Waiting(place, time.monotonic(), runner.start(self.scenarios[place])))
+            if self.one_at_a_time:
+                yield self._judged(waiting[0], waiting.pop().pending.wait())
+            yield from self._until_another_may_begin(waiting)
         for one in waiting:
             yield self._judged(one, one.pending.wait())
 
-    def _outcome_of(self, one: _Waiting, newest: int) -> Outcome | None:
-        """Return the outcome of `one`, None when the scenario after the `newest` may as well begin."""
-        # What has a longer deadline than most compiles: without progress, and with every processor that there is.
-        if self.one_at_a_time or self.scenarios[one.place].deadline_s > DEFAULT_DEADLINE_S:
-            return one.pending.wait()
-        if one.number != newest - 1:
-            return one.pending.within(0.0)
-        for _ in range(round(_PATIENCE_S / _PATIENCE_IF_IDLE_S)):
-            outcome = one.pending.within(_PATIENCE_IF_IDLE_S)
-            if outcome is not None or processors.one_is_idle():
-                return outcome
-        return None
+    def _until_another_may_begin(self, waiting: list[_Waiting]) -> Generator[_Judged]:
+        """Yield the outcomes of scenarios that end, and remove these, until another one may begin beside the rest."""
+        num_silences = 0
+        awaited = self._awaited(waiting)
+        while True:
+            for one in tuple(waiting):
+                outcome = one.pending.within(_PATIENCE_IF_IDLE_S if one is awaited else 0.0)
+                if outcome is not None:
+                    waiting.remove(one)
+                    yield self._judged(one, outcome)
+            is_full = len(waiting) > _MOST_WAITING
+            if awaited is None:
+                return
+            if awaited not in waiting:
+                num_silences = 0
+                awaited = self._awaited(waiting) if is_full else None
+            elif not is_full:
+                num_silences += 1
+                is_long = num_silences * _PATIENCE_IF_IDLE_S >= _PATIENCE_S
+                if processors.one_is_idle() or (is_long and not self._needs_all(awaited)):
+                    return
+
+    def _awaited(self, waiting: Sequence[_Waiting]) -> _Waiting | None:
+        """Return the scenario that must end, or make no progress, before another begins; None if none must."""
+        if waiting and self._needs_all(waiting[-1]):
+            return waiting[-1]
+        return waiting[-2] if len(waiting) > 1 else None
+
+    def _needs_all(self, one: _Waiting) -> bool:
+        """Whether it has a longer deadline than most: it compiles, say, without progress and on every processor."""
+        return self.scenarios[one.place].deadline_s > DEFAULT_DEADLINE_S
 
     def _judged(self, one: _Waiting, outcome: Outcome) -> _Judged:
         return _Judged(one.place, outcome, Span(os.getpid(), outcome.id, one.started_s, time.monotonic()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A scenario that has been started as the `number`-th of its lane."""
+    """A scenario that has been started."""
 
-    number: int
     place: int
     started_s: float
     pending: Pending[Outcome]

@@ -28,6 +28,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.waiting import processors
 from conformance.waiting.pending import Pending
 
 GLOO = get_backend("gloo")
@@ -374,17 +375,17 @@ def test_fail_fast_stops_at_the_first_failure() -> None:
 class SlowRanks(PretendedRanks):
     """Ranks of which one DDP needs the scenario after next to have begun before it ends."""
 
-    def __init__(self, slow: Subject) -> None:
+    def __init__(self, slow: Subject, slow_in: str = "") -> None:
         super().__init__()
-        self.slow = slow
+        self.slow, self.slow_in = slow, slow_in
 
     def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         observations = self.run(scenario, subject, fresh=fresh)
-        begun = len(self.asked)
+        begun, num_looks = len(self.asked) + 30 * bool(self.slow_in), itertools.count()
 
         def ended(silence_s: float) -> Mapping[int, Observation] | None:
-            is_patient = math.isinf(silence_s)
-            is_over = subject is not self.slow or len(self.asked) - begun >= 4
+            is_patient = math.isinf(silence_s) or next(num_looks) > 50
+            is_over = subject is not self.slow or len(self.asked) - begun >= 4 or self.slow_in not in scenario.id
             return observations if is_patient or is_over else None
 
         return Pending(ended)
@@ -404,12 +405,30 @@ def test_nothing_waits_for_a_ddp_that_is_slow(slow: Subject) -> None:
     assert all(one.native and one.native.verdict is one.subject.verdict is Verdict.PASS for one in report.scenarios)
 
 
-def test_what_compiles_has_no_other_beside_it() -> None:
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_compiles_has_no_other_beside_it_unless_a_processor_is_idle(
+    is_idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "one_is_idle", lambda: is_idle)
     events: list[Progress] = []
     chosen = [scenario("a"), scenario("b", deadline_s=60.0), scenario("c")]
     runner.run(chosen, MINE, GLOO, controller=SlowRanks(MINE), on_event=events.append)
     told = [(one.scenario.id[-1], one.outcome is not None) for one in events]
-    assert told.index(("b", True)) < told.index(("c", False))
+    assert (told.index(("b", True)) < told.index(("c", False))) is not is_idle
+
+
+def test_who_waits_for_long_keeps_the_others_waiting_only_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "one_is_idle", lambda: True)
+    events: list[Progress] = []
+    chosen = [scenario(f"{number:02}") for number in range(30)]
+    ranks = SlowRanks(MINE, slow_in="/00")
+    runner.run(chosen, MINE, GLOO, native=False, controller=ranks, on_event=events.append)
+    told = [(one.scenario.id[-2:], one.outcome is not None) for one in events]
+    assert told.index(("00", True)) > told.index(("20", True))
+    begun = 0
+    for _, has_ended in told:
+        begun += -1 if has_ended else 1
+        assert begun <= 12
 
 
 def test_one_at_a_time_means_so() -> None:
