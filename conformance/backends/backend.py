@@ -78,7 +78,8 @@ class Backend:
     call `create`, which returns the connected group. A rank calls `noticed()` after every
     scenario: what its device found wrong in it, such as a race; a phrase fails the scenario, whatever it is about.
     The controller calls `device_bytes()`: how much memory each device has, for as many lanes (`--jobs`) as have room;
-    None where ranks of several lanes must not share a device. The CPU's memory is known.
+    None where ranks of several lanes must not share a device. The CPU's memory is known. A device that is `simulated`
+    has none but the CPU's.
     `source` is the text by which ranks find this value again in their own process, because functions of a vendor's
     module need not pickle.
     """
@@ -92,7 +93,13 @@ class Backend:
     create: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup]
     device_bytes: Callable[[], int | None] = lambda: None
     noticed: Callable[[], tuple[str, ...]] = tuple
+    simulated: bool = False
     source: str = ""
+
+    @property
+    def runs_side_by_side(self) -> bool:
+        """Whether ranks of several scenarios may run at once: a device may lack the memory, and may hang for all."""
+        return self.device_type == "cpu" or self.simulated
 
     def misdeclared(self) -> str:
         """Return what is wrong with the capabilities: one that there is not would hide what a scenario needs."""

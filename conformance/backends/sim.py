@@ -68,5 +68,6 @@ SIM = Backend(
     device=_device,
     create=_create,
     noticed=_noticed,
+    simulated=True,
 )
 SIM_LATE = replace(SIM, name="sim-late", create=_create_late)

@@ -52,7 +52,7 @@ def num_lanes(
     With so few scenarios that a lane would not be worth its start, fewer. A lane keeps `processors_each` busy.
     """
     lanes = min(len(os.sched_getaffinity(0)) // processors_each, _available_bytes() // _BYTES_OF_A_LANE)
-    if backend.device_type != "cpu":
+    if not backend.runs_side_by_side:
         lanes = min(lanes, (backend.device_bytes() or 0) // _DEVICE_BYTES_OF_A_LANE, _MOST_LANES_OF_A_DEVICE)
     if num_scenarios is not None:
         lanes = min(lanes, num_scenarios // _FEWEST_IN_A_LANE)

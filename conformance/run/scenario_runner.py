@@ -89,7 +89,7 @@ class ScenarioRunner:
                 pending.append(self._start(tried, subject, fresh=fresh))
             else:
                 pending.append(self._start(scenario, subject))
-            if self.backend.device_type != "cpu":
+            if not self.backend.runs_side_by_side:
                 attempts[column] = pending[column].wait()
         truths = [pending_truth.wait()] if attempts else []
 
@@ -162,7 +162,7 @@ class ScenarioRunner:
         if fresh:  # what has failed may have left something behind
             self._doubted.add(scenario.kind_of_ranks)
         pending = self._start(scenario, self.subject, fresh=fresh)
-        return pending if self.backend.device_type == "cpu" else Pending.of(pending.wait())
+        return pending if self.backend.runs_side_by_side else Pending.of(pending.wait())
 
     def _wants_fresh(self, scenario: Scenario, program: Program) -> bool:
         """Whether the subject's ranks must be fresh this time, which counts as having had them.

@@ -241,7 +241,7 @@ class Controller:
         Not on a device, whose memory they would take, nor ranks that import torch for themselves.
         """
         _, _, apart = kind
-        if not apart and self._backend.device_type == "cpu" and kind not in self._ahead:
+        if not apart and self._backend.runs_side_by_side and kind not in self._ahead:
             with contextlib.suppress(ConformanceError):  # whoever needs new ranks tries again, and is told
                 self._ahead[kind] = self._fork_pool(kind)
 

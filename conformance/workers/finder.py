@@ -47,6 +47,7 @@ class Description(Struct, frozen=True):
     capabilities: frozenset[str]
     most_ranks: int | None
     device_bytes: int | None
+    simulated: bool
     unavailable: str
 
 
@@ -101,6 +102,7 @@ def find_backend(text: str) -> Backend:
         device=_only_in_ranks,
         create=_only_in_ranks,
         device_bytes=lambda: told.device_bytes,
+        simulated=told.simulated,
         source=text,
     )
 
@@ -209,7 +211,9 @@ def _as_backend(text: str) -> Found:
         unavailable, most_ranks, device_bytes = one.unavailable(), one.max_world_size(), one.device_bytes()
     except Exception as error:
         unavailable, most_ranks, device_bytes = f"asking it raised {type(error).__name__}: {error}", None, None
-    told = Description(one.name, one.device_type, one.capabilities, most_ranks, device_bytes, unavailable)
+    told = Description(
+        one.name, one.device_type, one.capabilities, most_ranks, device_bytes, one.simulated, unavailable
+    )
     return Found(backend=told)
 
 
