@@ -31,18 +31,19 @@ from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
-from conformance.waiting import processors
 from conformance.waiting.pending import Pending
+from conformance.waiting.processors import Processors
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
 
-#: While one scenario is judged, the next one runs. When no rank of a column has made progress for so long, the one
-#: after that begins, too: ranks that hang, until their deadline or another one's timeout, leave the processors idle.
-#: Where one is seen to be idle, it begins after the shorter time.
-_PATIENCE_S, _PATIENCE_IF_IDLE_S = 0.5, 0.05
+#: While one scenario is judged, the next one runs. The one after that begins, too, while so many processors are idle:
+#: ranks that hang, until their deadline or another one's timeout, or that wait for each other, leave them so.
+_IDLE_PROCESSORS = 0.4
+#: So often that is looked at, and so long another one waits in any case.
+_LOOK_S, _PATIENCE_S = 0.05, 2.0
 #: So many scenarios at most are waited for.
 _MOST_WAITING = 9
 
@@ -205,21 +206,21 @@ class _Judging:
         """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
         runner = ScenarioRunner(self.subject, self.backend, ranks, native=self.native, excuses=self.excuses)
         waiting: list[_Waiting] = []
+        processors = Processors()
         for place in places:
             waiting.append(_Waiting(place, time.monotonic(), runner.start(self.scenarios[place])))
             if self.one_at_a_time:
                 yield self._judged(waiting[0], waiting.pop().pending.wait())
-            yield from self._until_another_may_begin(waiting)
+            yield from self._until_another_may_begin(waiting, processors)
         for one in waiting:
             yield self._judged(one, one.pending.wait())
 
-    def _until_another_may_begin(self, waiting: list[_Waiting]) -> Generator[_Judged]:
+    def _until_another_may_begin(self, waiting: list[_Waiting], processors: Processors) -> Generator[_Judged]:
         """Yield the outcomes of scenarios that end, and remove these, until another one may begin beside the rest."""
-        num_silences = 0
-        awaited = self._awaited(waiting)
+        awaited, since_s = self._awaited(waiting), time.monotonic()
         while True:
             for one in tuple(waiting):
-                outcome = one.pending.within(_PATIENCE_IF_IDLE_S if one is awaited else 0.0)
+                outcome = one.pending.within(_LOOK_S if one is awaited else 0.0)
                 if outcome is not None:
                     waiting.remove(one)
                     yield self._judged(one, outcome)
@@ -227,16 +228,14 @@ class _Judging:
             if awaited is None:
                 return
             if awaited not in waiting:
-                num_silences = 0
-                awaited = self._awaited(waiting) if is_full else None
-            elif not is_full:
-                num_silences += 1
-                is_long = num_silences * _PATIENCE_IF_IDLE_S >= _PATIENCE_S
-                if processors.one_is_idle() or (is_long and not self._needs_all(awaited)):
-                    return
+                awaited, since_s = self._awaited(waiting) if is_full else None, time.monotonic()
+                continue
+            is_patient = self._needs_all(awaited) or time.monotonic() < since_s + _PATIENCE_S
+            if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
+                return
 
     def _awaited(self, waiting: Sequence[_Waiting]) -> _Waiting | None:
-        """Return the scenario that must end, or make no progress, before another begins; None if none must."""
+        """Return the scenario that must end before another begins, unless processors are idle; None if none must."""
         if waiting and self._needs_all(waiting[-1]):
             return waiting[-1]
         return waiting[-2] if len(waiting) > 1 else None

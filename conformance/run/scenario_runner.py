@@ -93,19 +93,19 @@ class ScenarioRunner:
                 attempts[column] = pending[column].wait()
         truths = [pending_truth.wait()] if attempts else []
 
-        def outcome(silence_s: float) -> Outcome | None:
+        def outcome(seconds: float) -> Outcome | None:
             if settling:
-                return settling[0].within(silence_s)
+                return settling[0].within(seconds)
             if not truths:
                 truths.append(pending_truth.wait())
             for column, one in enumerate(pending):
-                attempt = None if column in attempts else one.within(silence_s)
+                attempt = None if column in attempts else one.within(seconds)
                 if attempt is not None:
                     attempts[column] = attempt
             if len(attempts) < len(pending):
                 return None
             settling.append(self._outcome(scenario, program, truths[0], attempts[0], attempts.get(1)))
-            return settling[0].within(silence_s)
+            return settling[0].within(seconds)
 
         return Pending(outcome)
 
@@ -195,11 +195,11 @@ class ScenarioRunner:
         except Exception:
             return Pending.of(Attempt(scenario, subject, error=traceback.format_exc()))
 
-        def attempt(silence_s: float) -> Attempt | None:
+        def attempt(seconds: float) -> Attempt | None:
             observations: Mapping[int, Observation] | None = {}
             error = ""
             try:
-                observations = pending.within(silence_s)
+                observations = pending.within(seconds)
             except Exception:
                 error = traceback.format_exc()
             if observations is None:

@@ -21,6 +21,7 @@ from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
 from conformance.waiting import kept_waiting, processors
 from conformance.waiting.kept_waiting import KeptWaiting, own_seconds, seconds_of
+from conformance.waiting.processors import Processors
 from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
 
@@ -266,14 +267,18 @@ def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -
     assert 200 <= len(looked) < 300
 
 
-@pytest.mark.parametrize(("runnable", "is_idle"), [(1, True), (2, True), (3, False), (30, False)])
-def test_a_processor_is_idle_while_fewer_could_run_than_there_are(
-    runnable: int, is_idle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_how_many_processors_are_idle_is_what_the_kernel_counted_since_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader runs itself."""
-    (tmp_path / "loads").write_text(f"12.31 14.46 12.45 {runnable}/294 27554\n")
-    monkeypatch.setattr(processors, "_LOADS", str(tmp_path / "loads"))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert processors.one_is_idle() == is_idle
-    monkeypatch.setattr(processors, "_LOADS", str(tmp_path / "none"))
-    assert not processors.one_is_idle()
+    clock, times = Clock(), tmp_path / "stat"
+    monkeypatch.setattr(processors, "time", clock)
+    monkeypatch.setattr(processors, "_TIMES", str(times))
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_CLK_TCK": 100}[name])
+    times.write_text("cpu  700 0 300 5000 40 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    both = Processors()
+    for ticks, num_idle in [(5010, 2.0), (5010, 0.0), (5015, 1.0)]:
+        times.write_text(f"cpu  700 0 300 {ticks} 40 0 0 0 0 0\ncpu0 1 2 3 4\n")
+        clock.sleep(0.05)
+        assert both.num_idle() == pytest.approx(num_idle)
+    times.unlink()
+    assert Processors().num_idle() == 0

@@ -28,8 +28,8 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
-from conformance.waiting import processors
 from conformance.waiting.pending import Pending
+from conformance.waiting.processors import Processors
 
 GLOO = get_backend("gloo")
 MINE = Subject("mine", "tests:Mine", frozenset({"static_graph"}))
@@ -372,6 +372,11 @@ def test_fail_fast_stops_at_the_first_failure() -> None:
     assert not report.interrupted
 
 
+@pytest.fixture(autouse=True)
+def idle_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Processors, "num_idle", lambda self: 2.0)
+
+
 class SlowRanks(PretendedRanks):
     """Ranks of which one DDP needs the scenario after next to have begun before it ends."""
 
@@ -383,8 +388,8 @@ class SlowRanks(PretendedRanks):
         observations = self.run(scenario, subject, fresh=fresh)
         begun, num_looks = len(self.asked) + 30 * bool(self.slow_in), itertools.count()
 
-        def ended(silence_s: float) -> Mapping[int, Observation] | None:
-            is_patient = math.isinf(silence_s) or next(num_looks) > 50
+        def ended(seconds: float) -> Mapping[int, Observation] | None:
+            is_patient = math.isinf(seconds) or next(num_looks) > 50
             is_over = subject is not self.slow or len(self.asked) - begun >= 4 or self.slow_in not in scenario.id
             return observations if is_patient or is_over else None
 
@@ -409,7 +414,7 @@ def test_nothing_waits_for_a_ddp_that_is_slow(slow: Subject) -> None:
 def test_what_compiles_has_no_other_beside_it_unless_a_processor_is_idle(
     is_idle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processors, "one_is_idle", lambda: is_idle)
+    monkeypatch.setattr(Processors, "num_idle", lambda self: 2.0 * is_idle)
     events: list[Progress] = []
     chosen = [scenario("a"), scenario("b", deadline_s=60.0), scenario("c")]
     runner.run(chosen, MINE, GLOO, controller=SlowRanks(MINE), on_event=events.append)
@@ -417,8 +422,7 @@ def test_what_compiles_has_no_other_beside_it_unless_a_processor_is_idle(
     assert (told.index(("b", True)) < told.index(("c", False))) is not is_idle
 
 
-def test_who_waits_for_long_keeps_the_others_waiting_only_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "one_is_idle", lambda: True)
+def test_who_waits_for_long_keeps_the_others_waiting_only_where_they_are_many() -> None:
     events: list[Progress] = []
     chosen = [scenario(f"{number:02}") for number in range(30)]
     ranks = SlowRanks(MINE, slow_in="/00")
@@ -714,8 +718,8 @@ class SlowWhenFresh(WarmRanks):
         observations = self.run(scenario, subject, fresh=fresh)
         begun = len(self.asked)
 
-        def ended(silence_s: float) -> Mapping[int, Observation] | None:
-            is_over = not fresh or math.isinf(silence_s) or len(self.asked) - begun >= 2
+        def ended(seconds: float) -> Mapping[int, Observation] | None:
+            is_over = not fresh or math.isinf(seconds) or len(self.asked) - begun >= 2
             return observations if is_over else None
 
         return Pending(ended)

@@ -17,7 +17,7 @@ U = TypeVar("U")
 class Pending(Generic[T]):
     """A value that is there once the ranks have ended; ask until it has come, and not again.
 
-    `poll` is called with the seconds for which ranks may make no progress, and returns None while they have not ended.
+    `poll` is called with the seconds to wait at most, and returns None while the ranks have not ended.
     """
 
     poll: Callable[[float], T | None]
@@ -25,19 +25,19 @@ class Pending(Generic[T]):
     @staticmethod
     def of(value: T) -> Pending[T]:
         """Return one whose value is there already."""
-        return Pending(lambda silence_s: value)
+        return Pending(lambda seconds: value)
 
     @staticmethod
     def waiting_for(compute: Callable[[], T]) -> Pending[T]:
         """Return one that always waits: for what `compute` returns, or raises."""
-        return Pending(lambda silence_s: compute())
+        return Pending(lambda seconds: compute())
 
-    def within(self, silence_s: float) -> T | None:
-        """Wait until the value is there, or no rank has made progress for so many seconds: then None. 0: do not wait.
+    def within(self, seconds: float) -> T | None:
+        """Wait until the value is there, or so many seconds have passed: then None. 0: do not wait.
 
         Raises what came in the value's place.
         """
-        return self.poll(silence_s)
+        return self.poll(seconds)
 
     def wait(self) -> T:
         """Wait for the value, however long that takes; raises what came in its place."""
@@ -46,8 +46,8 @@ class Pending(Generic[T]):
     def then(self, follow: Callable[[T], U]) -> Pending[U]:
         """Return what `follow` makes of the value when it has come."""
 
-        def poll(silence_s: float) -> U | None:
-            value = self.poll(silence_s)
+        def poll(seconds: float) -> U | None:
+            value = self.poll(seconds)
             return None if value is None else follow(value)
 
         return Pending(poll)

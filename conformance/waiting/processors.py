@@ -1,18 +1,35 @@
-"""Whether the machine has a processor with nothing to do."""
+"""How many of the machine's processors have nothing to do."""
 
 from __future__ import annotations
 
 import os
+import time
 
-#: Its fourth field says how many threads run or could run now, the reader's own included, and how many there are.
-_LOADS = "/proc/loadavg"
+#: Its first line says for how many ticks all processors together were in each state; the fourth is to do nothing.
+_TIMES = "/proc/stat"
+_IDLE = 4
 
 
-def one_is_idle() -> bool:
-    """Whether fewer threads could run than this process may use processors; False where the kernel does not say."""
+class Processors:
+    """Looks at the machine's processors from time to time."""
+
+    def __init__(self) -> None:
+        """Take the first look."""
+        self._looked_at, self._idle_s = time.monotonic(), _idle_s()
+
+    def num_idle(self) -> float:
+        """Return how many had nothing to do since the last look, on average; 0 where the kernel does not say.
+
+        It counts in hundredths of a second, so that looks should be some of these apart.
+        """
+        looked_at, idle_s = self._looked_at, self._idle_s
+        self._looked_at, self._idle_s = time.monotonic(), _idle_s()
+        return (self._idle_s - idle_s) / max(self._looked_at - looked_at, 1e-3)
+
+
+def _idle_s() -> float:
     try:
-        with open(_LOADS, encoding="ascii") as file:
-            runnable = int(file.read().split()[3].partition("/")[0])
+        with open(_TIMES, encoding="ascii") as file:
+            return int(file.readline().split()[_IDLE]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
-        return False
-    return runnable - 1 < len(os.sched_getaffinity(0))
+        return 0.0

@@ -110,10 +110,10 @@ class Controller:
         if fresh:  # who asks for new ranks will again
             self._fork_ahead(key[1])
 
-        def observations(silence_s: float) -> Mapping[int, Observation] | None:
+        def observations(seconds: float) -> Mapping[int, Observation] | None:
             is_over = bool(failed)
             try:
-                is_over = is_over or pool.is_over(silence_s)
+                is_over = is_over or pool.is_over(seconds)
                 seen = (failed or pool.finish()) if is_over else None
             except BaseException:
                 is_over = True

@@ -140,10 +140,10 @@ class Hearing:
         self._unexplained_until = -math.inf  # until when the death of a rank may be reported that has hung up
         self.ended_at = math.inf
 
-    def listen(self, silence_s: float = math.inf) -> bool:
-        """Listen until no rank has made progress for so long; return whether the wait is over. 0: do not wait."""
+    def listen(self, seconds: float = math.inf) -> bool:
+        """Listen for so many seconds, or until the wait is over; return whether it is. 0: do not wait."""
         machine_time.resume()
-        until = machine_time.now() + silence_s
+        until = machine_time.now() + seconds
         if self._num_graces == 0 and machine_time.now() > self._deadline:
             self._grant()
         while not self._is_over:
@@ -151,9 +151,7 @@ class Hearing:
             if self._is_over:
                 self.ended_at = machine_time.now()
             elif machine_time.now() >= until:
-                until = alive_at(map(read_flight, self._flights)) + silence_s
-                if silence_s == 0 or machine_time.now() >= until:
-                    break
+                break
         return self._is_over
 
     def last_seen(self) -> tuple[list[LastSeen], float]:

@@ -94,9 +94,9 @@ class Pool:
                 channel.send(job)
         self._hearing = self._hear(scenario.deadline_s, scenario.doomed)
 
-    def is_over(self, silence_s: float) -> bool:
-        """Wait until the ranks have answered or have made no progress for so long; return whether `finish` can tell."""
-        return self._hearing.listen(silence_s)
+    def is_over(self, seconds: float) -> bool:
+        """Wait until the ranks have answered, or for so many seconds; return whether `finish` can tell."""
+        return self._hearing.listen(seconds)
 
     def last_seen(self) -> tuple[list[LastSeen], float]:
         """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""

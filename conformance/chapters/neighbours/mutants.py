@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards, distributed, iteration
+from ddp_impl import backwards, distributed, iteration, replicas
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
@@ -246,7 +246,7 @@ def RefusesEveryWrapperWithin(ddp: Ours, init: Call, module: nn.Module, *args: A
 @replaces(Ours, "__init__")
 def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: whether wrappers have an order is decided by those that live on this rank, and not on any rank."""
-    verify = distributed.verify_replicas
+    verify = replicas.verify_replicas
 
     def verify_alone(*given: Any, in_company: bool) -> bool:
         verify(*given, in_company=in_company)
