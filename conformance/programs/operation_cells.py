@@ -31,7 +31,7 @@ from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
 #: So much later than others the last rank comes, if it is late.
-_LATE_S = 0.05
+_LATE_S = 0.02
 #: A group in which an operation may be refused by some ranks only; the others then wait so long.
 _TIMEOUT = timedelta(seconds=1.5)
 #: So many collectives of the same group are in flight before the cell's own.
