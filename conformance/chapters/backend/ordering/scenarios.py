@@ -18,7 +18,7 @@ def scenarios() -> Iterator[Scenario]:
         yield from _grid("ORD-01", "in-flight", "many_in_flight", world_size, also=also, needs=("send_recv",))
         yield from _grid("ORD-03", "groups", "several_groups", world_size, also=("ORD-04", "ORD-05"))
         yield from _grid("ORD-08", "barriers", "barriers", world_size, also=("ORD-11",))
-    for operation, needs in (("broadcast", ()), ("all_reduce", ()), ("send_recv", ("send_recv",))):
+    for operation, needs in (("all_reduce", ()), ("broadcast", ()), ("send_recv", ("send_recv",))):
         called = Variant(dashed(operation), arguments={"operation": operation}, needs=needs)
         yield from _grid("ORD-11", "65636", "many_numbers", 2, called, deadline_s=60.0)
     for world_size in (2, 3):
