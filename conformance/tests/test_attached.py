@@ -322,6 +322,7 @@ def test_an_agent_whose_controller_says_nothing_says_so_and_ends(
     assert agent._zygote.closed  # type: ignore[attr-defined]
 
 
+@pytest.mark.nightly
 def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that reads torch from a slow disk may be minutes behind the others, which lose nobody meanwhile."""
     monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)

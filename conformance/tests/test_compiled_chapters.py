@@ -41,6 +41,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
         yield zygote
 
 
+@pytest.mark.nightly
 def test_nothing_that_the_reducer_looks_at_has_a_captured_backward_compiled_twice(zygote: ZygoteProcess) -> None:
     """What a hook of the reducer asks for becomes a guard of what Dynamo captures with it."""
     gloo, scenarios = get_backend("gloo"), [one for one in load_scenarios() if "FUSE-11/captured" in one.id]

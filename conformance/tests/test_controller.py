@@ -86,7 +86,7 @@ def test_nothing_survives_a_killed_controller(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
 
 
-@pytest.mark.parametrize("zygote_dies", [False, True])
+@pytest.mark.parametrize("zygote_dies", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_process_in_a_session_of_its_own_ends_with_the_controller(tmp_path: Path, zygote_dies: bool) -> None:
     spawn = STEP.replace(program="workers/spawn", world_size=1, arguments={"alone": True})
     with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
@@ -182,6 +182,7 @@ def test_a_preloaded_module_that_cannot_be_shared(
             assert says in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_zygote_that_runs_already_imports_more_before_it_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.nightly
 def test_a_rank_stops_where_its_code_calls_breakpoint_and_no_other_does(file: str) -> None:
     shown = typed(["replay", file, "--ddp", f"{DDPS}:Stopping", "--pdb", "1"], [b"p self.calls", b"c"])
     assert "rank 1 stops at breakpoint()" in shown

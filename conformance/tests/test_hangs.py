@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,21 @@ PLACES = [
 ]
 
 
+#: A place of each kind; the nightly tries the others, too.
+OF_EVERY_PUSH = {
+    "construction, comparing modules", "last bucket", "buffers before a forward", "map of unused parameters",
+    "static graph, second step", "join, shadowing a bucket", "backward, busy", "optimizer",
+    "one of three, in the middle", "a second group",
+}  # fmt: skip
+
+
+def _places() -> list[Any]:
+    return [
+        pytest.param(place, marks=() if place.name in OF_EVERY_PUSH else pytest.mark.nightly, id=place.name)
+        for place in PLACES
+    ]
+
+
 @pytest.fixture(scope="module")
 def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
     with Controller(get_backend("gloo"), zygote=zygote) as controller:
@@ -117,7 +133,7 @@ def whole(controller: Controller) -> Callable[[Scenario], Mapping[int, Observati
     return run
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+@pytest.mark.parametrize("place", _places())
 def test_a_hang_is_explained_in_time(
     controller: Controller, whole: Callable[[Scenario], Mapping[int, Observation]], place: Place
 ) -> None:

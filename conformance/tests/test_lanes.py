@@ -158,6 +158,7 @@ def test_lanes_share_what_one_zygote_has_imported(tmp_path: Path) -> None:
     assert processes_under(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_a_lane_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
     def is_killed(tasks: Iterator[int]) -> Generator[object]:
         for one in steps_on(zygote)(tasks):

@@ -163,7 +163,8 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subproce
     process.communicate()
 
 
-@pytest.mark.parametrize("running", ["alone", pytest.param("attached", marks=pytest.mark.nightly)], indirect=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("running", ["alone", "attached"], indirect=True)
 def test_a_machine_that_is_stopped_for_longer_than_the_deadline_changes_nothing(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:

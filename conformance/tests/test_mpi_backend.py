@@ -54,6 +54,7 @@ def test_the_installed_package_is_found_by_its_entry_point() -> None:
     assert [plugin.package for plugin in named(BACKENDS, NAME)] == ["ddp-conformance-mpi-backend 0.1.0"]
 
 
+@pytest.mark.nightly
 def test_the_whole_ladder_holds_and_the_limits_are_as_declared(zygote: ZygoteProcess) -> None:
     found = list(climb(NAME, "ddp_impl", zygote=zygote))
     assert found[-1].rung == "step of ddp_impl"

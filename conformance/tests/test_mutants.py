@@ -28,6 +28,7 @@ HOLDS_ONE = {"IsNoTorchDDP"}
 SLOW = {
     "JoinedRanksKeepFirstBuckets", "LeavesWithItsLastGradient", "keeps_descriptors", "drops_the_timeout",
     "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank", "keeps_threads", "CopiesListsByKernels",
+    "keeps_a_descriptor_of_barriers",
 }  # fmt: skip
 #: As all of these chapters do.
 SLOW_CHAPTERS = {"fates", "timeouts"}

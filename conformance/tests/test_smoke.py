@@ -159,6 +159,7 @@ def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatc
     assert "step of" not in result.stdout
 
 
+@pytest.mark.nightly
 def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb(f"{BROKEN}:MODEST", "torch", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())

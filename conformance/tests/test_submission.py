@@ -318,6 +318,7 @@ def test_what_lies_elsewhere_is_told_its_place(sent: Path, tmp_path: Path) -> No
     assert any("note.txt is no file of a stored report" in one for one in said)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (PACKAGES / "results").is_dir(), reason="installed without its repository")
 def test_the_stored_reports_of_this_repository_are_sound() -> None:
     assert check(PACKAGES / "results", suite(), unsigned=True) == ()
