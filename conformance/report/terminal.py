@@ -171,12 +171,12 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print(said, style="bold", highlight=False)
     rows = {row.id: row for row in report.requirements}
     for number, cause in enumerate(causes[:whole], start=1):
-        _print_cause(console, cause, number, rows)
+        _print_cause(console, cause, number, rows, catalogue)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
         print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay, title=cause.title))
         console.print()
     for number, cause in enumerate(causes[whole:], start=whole + 1):
-        _print_cause(console, cause, number, rows)
+        _print_cause(console, cause, number, rows, catalogue)
     if causes[whole:]:
         why = failure_path(folder, "*").with_suffix(".txt")
         console.print(f"\nWhy: {why}, or run with --verbose.", highlight=False, soft_wrap=True)
@@ -185,15 +185,19 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print(f"After a mend: {again}\n", highlight=False, soft_wrap=True)
 
 
-def _print_cause(console: Console, cause: Cause, number: int, rows: Mapping[str, RequirementSummary]) -> None:
-    """Print what is wrong, in how many scenarios, whether every DDP owes it, and what to do."""
+def _print_cause(
+    console: Console, cause: Cause, number: int, rows: Mapping[str, RequirementSummary], catalogue: Catalogue
+) -> None:
+    """Print what is wrong, in how many scenarios, whether every DDP owes it, and what to do, or else to read."""
     style = STYLES[Verdict.FAIL if cause.verdict is Verdict.PASS else cause.verdict]
     start = f"{number:>3}.  "
     title = broken(console, f"{start}{cause.sentence}", len(start))
     console.print(Text(title, style=style), soft_wrap=True)
     of_them = [rows[name] for name in cause.requirements if name in rows]
     optional = ", of level full: not every DDP owes it" if {row.level for row in of_them} == {"full"} else ""
-    told = [f"Seen in {cause.extent}{optional}", f"Do: {cause.remedy}" if cause.remedy else ""]
+    sources = [catalogue.requirement(name).source for name in cause.requirements[:1] if name in catalogue]
+    read = f"Read: {', '.join(sources[0])}" if sources else ""
+    told = [f"Seen in {cause.extent}{optional}", f"Do: {cause.remedy}" if cause.remedy else read]
     if cause.kind is Kind.LACKS_CHECK:
         told += [f"{row.id}: {in_short(row.statement)}" for row in of_them]
     for text in filter(None, told):

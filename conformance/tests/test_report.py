@@ -459,6 +459,7 @@ class WhatPeopleRead(expecttest.TestCase):
 2 failures, 1 cause:
   1.  A gradient MUST NOT depend on the bucket cap.
       Seen in 2 scenarios of GRAD-02, of level full: not every DDP owes it
+      Read: docs
 CRASH  GRAD-02  it was CRASH
       gradients/GRAD-02/cnn
       subject=ddp_impl backend=gloo world=2 seed=7
@@ -545,6 +546,7 @@ ddp_impl keeps 2 of 2 requirements. It keeps all that it declares to have.""",
 3 failures, 2 causes:
   1.  Ranks MUST reduce the same buckets.
       Seen in 1 scenario of BUCKET-01
+      Read: docs
 FAIL  BUCKET-01  it was FAIL
       buckets/BUCKET-01/a
       subject=ddp_impl backend=gloo world=2 seed=7
