@@ -102,11 +102,18 @@ def others_live() -> bool:
 
 
 def watch_for(participant: Participant) -> None:
-    """Have `participant` begin with others, for as long as it lives, and those that live be in company if it is."""
+    """Have `participant` begin with others, for as long as it lives."""
+    _living.add(participant)
+
+
+def keep_company(participant: Participant) -> None:
+    """Have those that live be in company if `participant` is; called where all ranks know of it.
+
+    They do when they have agreed on it, and when it runs a forward. Of a copy that one rank has made alone they do not.
+    """
     if participant.in_company:
         for other in _living:
             other.in_company = True
-    _living.add(participant)
 
 
 def has_an_order(participant: Participant) -> bool:

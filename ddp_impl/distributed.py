@@ -186,6 +186,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
+        if init_sync:
+            backwards.keep_company(self.reducer)
         self.reducer.planning.log_plan(
             f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
             f"{backend_of(self.process_group)}, {self._options}"

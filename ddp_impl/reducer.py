@@ -137,6 +137,7 @@ class Reducer(ReducerSurface):
         iteration = self.reduction.iteration
         iteration.num_forwards += 1
         iteration.context_id = current_distributed_context_id()
+        backwards.keep_company(self)
         if backwards.has_an_order(self):
             iteration.know_outputs(outputs)
         self._hooks.captures = iteration.context_id is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -31,12 +31,14 @@ class Place(Protocol):
         """Return what this rank gets; waits for the others."""
 
 
-def wrapper_numbers(place: Place) -> Iterator[int]:
-    """Return the counter from which each wrapper of a place takes its number.
+def wrapper_number(place: Place, copy_of: Any = None) -> tuple[Any, int]:
+    """Return the number of a wrapper of a place, or of one that is the `copy_of` the wrapper with this number.
 
-    Ranks build their wrappers in the same order, so wrappers that belong together have the same number.
+    Ranks build their wrappers in the same order, so wrappers that belong together have the same number. Copies count
+    apart: one rank may make some alone.
     """
-    if not hasattr(place, "wrapper_numbers"):
-        place.wrapper_numbers = itertools.count()  # type: ignore[attr-defined]
-    numbers: Iterator[int] = place.wrapper_numbers  # type: ignore[attr-defined]
-    return numbers
+    if not hasattr(place, "num_wrappers"):
+        place.num_wrappers = Counter()  # type: ignore[attr-defined]
+    numbers: Counter[Any] = place.num_wrappers  # type: ignore[attr-defined]
+    numbers[copy_of] += 1
+    return copy_of, numbers[copy_of]

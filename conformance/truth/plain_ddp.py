@@ -33,7 +33,7 @@ from conformance.truth.asking import asking
 from conformance.truth.backwards import Backwards, Noticed
 from conformance.truth.casts import LowPrecision
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
-from conformance.truth.place import Place, wrapper_numbers
+from conformance.truth.place import Place, wrapper_number
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
 from conformance.truth.tensors import (
@@ -64,7 +64,7 @@ class PlainDDP(nn.Module, Joinable):
         self._options = options
         self._state_and_hook: tuple[Any, ...] = ()
         self.require_backward_grad_sync = True
-        self._number = next(wrapper_numbers(place))
+        self._number = wrapper_number(place, options.get("copy_of"))
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._all: dict[str, nn.Parameter] = {}  # frozen ones, too
@@ -413,7 +413,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
-        options = {**self._options, "init_sync": False, "averaged": tuple(self._averaged)}
+        options = {**self._options, "init_sync": False, "averaged": tuple(self._averaged), "copy_of": self._number}
         return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class PlainDDP(nn.Module, Joinable):
         """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
         if not isinstance(group, int):
             place = self._place_of(group)
-            self.place, self._number, self._divisor = place, next(wrapper_numbers(place)), place.size()
+            self.place, self._number, self._divisor = place, wrapper_number(place), place.size()
             self._buffers_are_due = True
 
     def _place_of(self, group: Any) -> Place:

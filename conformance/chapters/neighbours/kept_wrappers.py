@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
@@ -17,8 +18,9 @@ from conformance.programs.written_steps import observe_run, run_steps
 _WIDTH = 3
 _NUM_STEPS = 3
 
-#: Which wrappers one rank keeps: one of another module, that trains no more, or those of the module that all train.
-KEPT = ("another", "earlier")
+#: Which wrappers one rank keeps: one of another module, that trains no more, those of the module that all train, or a
+#: copy of one of these, which nobody else has made.
+KEPT = ("another", "earlier", "copy")
 
 
 class _Layers(nn.Module):
@@ -60,6 +62,8 @@ def _train(ctx: RankContext, which: str) -> dict[str, Any]:
     def step(_: Any, turn: RankStep) -> None:
         gc.collect()
         first = ctx.wrap(module)
+        if which == "copy" and ctx.rank == ctx.world_size - 1:
+            kept.append(copy.deepcopy(first, {id(ctx.process_group): ctx.process_group}))
         ahead = turn.loss(turn.forward(first, turn.inputs(2, _WIDTH)))
         second = ctx.wrap(module)
         turn.backward(ahead + turn.loss(turn.forward(second, turn.inputs(2, _WIDTH, micro=1)), micro=1))

@@ -254,3 +254,10 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
 
     with mock.patch.object(distributed, "verify_replicas", verify_alone):
         init(*args, **kwargs)
+
+
+@replaces(Ours, "_attach_reducer")
+def CopiesKeepCompany(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: a copy, which one rank may make alone, brings the wrappers that live there into its company."""
+    attach_reducer(members)
+    backwards.keep_company(ddp.reducer)
