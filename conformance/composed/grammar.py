@@ -275,10 +275,8 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, n
         forward, backward = Action("forward", "plain"), Action("backward", "together")
         if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
             drawn[position:position] = [forward, backward, forward, action, backward]
-        elif (kind, how) == ("wrapper", "kept") and choose(
-            range(2)
-        ):  # it tells most where others follow that have one backward
-            again = Action("wrapper", "again")
+        elif how == "kept" and kind == "wrapper" and choose(range(2)):
+            again = Action("wrapper", "again")  # it tells most where others follow that have one backward
             drawn[position:position] = [action, again, forward, again, forward, backward]
         elif kind == "wrapper":  # it tells most between a forward and its backward
             drawn[position:position] = [forward, action, backward]
