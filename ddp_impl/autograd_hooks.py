@@ -146,6 +146,11 @@ class AutogradHooks:
         return keep_out_of_graphs(gradient_captured)
 
 
+def is_averaged(parameter: Tensor) -> bool:
+    """Whether a reducer of this process listens to the parameter."""
+    return not _OF_REDUCERS.isdisjoint(post_accumulate_hooks(parameter))
+
+
 def _follows_user(table: dict[int, Any], own: int) -> bool:
     """Whether the hook with key `own` is there, and a user's comes behind it."""
     behind = takewhile(own.__ne__, reversed(table))

@@ -297,7 +297,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
             heard = self.reducer.absences.tie(output, tensors)
-            if backwards.has_an_order(self.reducer):
+            # Ranks exchange something when a backward comes here: before hooks of the module's own on what it returns.
+            if backwards.has_an_order(self.reducer) or self.reducer.ranks_may_differ:
                 heard = marked(heard, tensors if heard is output else find_tensors(heard), self._began)
             self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
             return heard

@@ -233,7 +233,8 @@ def waited_in_vain(
         f"{nobody}. A rank that was killed or crashed says nothing: look at the exit codes and the last output of the "
         "other ranks. If all of them live, they are not in the same step: they had different numbers of batches "
         "(model.join() allows that), used different parameters, left out a backward, or one was slower than the "
-        "group's timeout."
+        "group's timeout. Or they communicate in different orders: another wrapper of this group, or your own "
+        "collectives in a hook or a layer, come first on some ranks and later on others."
     )
     return "\n".join([begin, *told, advice])
 
@@ -249,8 +250,9 @@ def others_wait(rank: int, waiting: Mapping[int, str], silent: Sequence[int]) ->
     if silent:
         names = ", ".join(map(str, silent))
         told.append(
-            f"rank {names} has not come and does not say that it waits: it is slower, or skipped a batch or a backward "
-            "(model.join() allows different numbers of batches)"
+            f"rank {names} has not come and does not say that it waits: it is slower, skipped a batch or a backward "
+            "(model.join() allows different numbers of batches), or is in another collective of this group (that of "
+            "another wrapper, or your own in a hook or a layer)"
         )
     return f"[rank {rank}] meanwhile " + "; ".join(told)
 

@@ -1,7 +1,8 @@
 """Finds out when a wrapped module trains parameters that DDP does not average, or averages some that it lacks.
 
 A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
-for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603).
+for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603). What another
+wrapper of this process averages does not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 
+from ddp_impl.autograd_hooks import is_averaged
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
 from ddp_impl.torch_internals.modules import buffer_table, child_table, ignored_names, parameter_table
@@ -109,6 +111,7 @@ class ParameterWatch:
             and name not in self._ignored
             and name not in ignored_names(self._module)
             and not self._is_averaged_inside(name)
+            and not is_averaged(parameter)
         )
 
     def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
@@ -190,6 +193,7 @@ def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:
         lines += [
             "- Parameters that are to be trained later: wrap them while they require a gradient, and freeze them then.",
             "- Parameters that are not to be trained: call requires_grad_(False).",
+            "- Parameters that another DistributedDataParallel averages: build that one before the next forward.",
             "- Parameters that each rank is to train alone: name them, before wrapping, in "
             "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names).",
         ]

@@ -15,13 +15,14 @@ from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards, distributed, iteration, replicas
+from ddp_impl import backwards, distributed, iteration, parameter_watch, replicas
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.local_backward import LocalBackward
 from ddp_impl.optimizer_in_backward import step_parameters
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Phase
@@ -261,3 +262,19 @@ def CopiesKeepCompany(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
     """BUG: a copy, which one rank may make alone, brings the wrappers that live there into its company."""
     attach_reducer(members)
     backwards.keep_company(ddp.reducer)
+
+
+@replaces(Ours, "_post_forward")
+def MarksBesideOthersOnly(ddp: Ours, post_forward: Call, output: Any) -> Any:
+    """BUG: a wrapper that is alone hears of its backward behind the hooks that the module has on its output."""
+    if backwards.has_an_order(ddp.reducer):
+        return post_forward(output)
+    with mock.patch.object(distributed, "marked", lambda heard, *_: heard):
+        return post_forward(output)
+
+
+@replaces(ParameterWatch, "_is_stranger")
+def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
+    """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
+    with mock.patch.object(parameter_watch, "is_averaged", return_value=False):
+        return bool(is_stranger(name, parameter))

@@ -19,6 +19,8 @@ from conformance.chapters.neighbours.company import (
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.kept_wrappers import KEPT
 from conformance.chapters.neighbours.towers import PAIR_BYTES
+from conformance.chapters.neighbours.unfrozen_parts import BACKWARDS as ENDS
+from conformance.chapters.neighbours.unfrozen_parts import FIRST
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
 from conformance.chapters.neighbours.wrapped_parts import DIVISIONS
 from conformance.chapters.variants import (
@@ -34,7 +36,7 @@ from conformance.chapters.variants import (
     options,
 )
 from conformance.chapters.variants import UNUSED as FIND
-from conformance.composed.training import Action, Beside, Block, Training
+from conformance.composed.training import SIZES, Action, Beside, Block, Exchange, Training
 from conformance.scenario import Scenario
 
 _grid = Grid("neighbours", ENDS_SOON)
@@ -82,6 +84,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _waiting()
     yield from _wrapped_parts()
     yield from _kept_wrappers()
+    yield from _unfrozen_parts()
     yield from _crossed()
 
 
@@ -126,6 +129,12 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
                 yield from _beside(
                     requirement, "", 2 + layer % 2, _SEARCHING, beside, each("unused", [unused]), at, buckets
                 )
+    # What the user has hooked is the module's output on the ranks that use no layer behind it.
+    for when in ("rank_0", "not_rank_0", "rank_0_later"):
+        for size in SIZES:
+            training = Training((Block(), Block(when=when)), exchange=Exchange("tensor_hook", size, 0)).to_json()
+            slug = f"hooked-output-{dashed(when)}-{size}"
+            yield from _grid("NEIGH-06", slug, "composed", (2, 3), _SEARCHING, arguments=training)
 
 
 def _local_of_another() -> Iterator[Scenario]:
@@ -249,6 +258,14 @@ def _kept_wrappers() -> Iterator[Scenario]:
     kept = each("kept", KEPT)
     for way in (_SEARCHING, _PLAIN):
         for scenario in _grid("NEIGH-17", "", "kept_wrappers", (2, 3), kept, way):
+            yield scenario.replace(needs=_needs(scenario.options, {}))
+
+
+def _unfrozen_parts() -> Iterator[Scenario]:
+    """Parts that are frozen when one wrapper is built, and are another one's."""
+    first, backwards = each("first", FIRST), each("backward", ENDS)
+    for way in (_PLAIN, _FIND, _STATIC, VIEW):
+        for scenario in _grid("NEIGH-18", "", "unfrozen_parts", (2, 3), way, first, backwards):
             yield scenario.replace(needs=_needs(scenario.options, {}))
 
 
