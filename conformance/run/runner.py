@@ -217,7 +217,7 @@ class _Judging:
 
     def _until_another_may_begin(self, waiting: list[_Waiting], processors: Processors) -> Generator[_Judged]:
         """Yield the outcomes of scenarios that end, and remove these, until another one may begin beside the rest."""
-        awaited = self._awaited(waiting)
+        awaited, since_s = self._awaited(waiting), time.monotonic()
         while True:
             for one in tuple(waiting):
                 outcome = one.pending.within(_LOOK_S if one is awaited else 0.0)
@@ -228,9 +228,9 @@ class _Judging:
             if awaited is None:
                 return
             if awaited not in waiting:
-                awaited = self._awaited(waiting) if is_full else None
+                awaited, since_s = self._awaited(waiting) if is_full else None, time.monotonic()
                 continue
-            is_patient = self._needs_all(awaited) or time.monotonic() < awaited.started_s + _PATIENCE_S
+            is_patient = self._needs_all(awaited) or time.monotonic() < since_s + _PATIENCE_S
             if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
                 return
 
