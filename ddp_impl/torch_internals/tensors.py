@@ -84,17 +84,17 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 def post_accumulate_hooks(tensor: Tensor) -> dict[int, Any]:
-    """Return the table of hooks that `register_post_accumulate_grad_hook` put on a tensor, which must have had one.
+    """Return the table of hooks that `register_post_accumulate_grad_hook` put on a tensor; empty if it never had one.
 
     They are called in its order. Torch has no public way to ask, or to change that order.
     """
-    table: dict[int, Any] = tensor._post_accumulate_grad_hooks
-    return table
+    table: dict[int, Any] | None = tensor._post_accumulate_grad_hooks
+    return {} if table is None else table
 
 
 def num_post_accumulate_hooks(tensor: Tensor) -> int:
     """Return how many hooks `register_post_accumulate_grad_hook` put on a tensor; torch has no public way to ask."""
-    return len(tensor._post_accumulate_grad_hooks or ())
+    return len(post_accumulate_hooks(tensor))
 
 
 def version_of(tensor: Tensor) -> int:
