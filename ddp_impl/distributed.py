@@ -15,6 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl import backwards
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
+from ddp_impl.autograd_hooks import is_averaged
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, bind_hook, builtin_hook
@@ -408,7 +409,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, rank_in(self.process_group))
+        rank = rank_in(self.process_group)
+        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, rank, is_averaged)
         self._averaged = {member.name: member.layout.stride for member in members}
         frozen = [member.parameter for member in members if not member.parameter.requires_grad]
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them

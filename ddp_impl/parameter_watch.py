@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 
-from ddp_impl.autograd_hooks import is_averaged
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
 from ddp_impl.torch_internals.modules import buffer_table, child_table, ignored_names, parameter_table
@@ -35,9 +34,18 @@ class ParameterWatch:
     """
 
     def __init__(
-        self, module: nn.Module, members: Sequence[ManagedParameter], ignored: Collection[str], rank: int
+        self,
+        module: nn.Module,
+        members: Sequence[ManagedParameter],
+        ignored: Collection[str],
+        rank: int,
+        is_averaged: Callable[[Tensor], bool] = lambda parameter: False,
     ) -> None:
-        """Remember what the module consists of; errors name this `rank`."""
+        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper of the process.
+
+        It is asked of parameters that this one does not average.
+        """
+        self._is_averaged = is_averaged
         self._module = module
         self._rank = rank
         self._members = members
@@ -111,7 +119,7 @@ class ParameterWatch:
             and name not in self._ignored
             and name not in ignored_names(self._module)
             and not self._is_averaged_inside(name)
-            and not is_averaged(parameter)
+            and not self._is_averaged(parameter)
         )
 
     def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:

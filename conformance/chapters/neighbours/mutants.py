@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards, distributed, iteration, parameter_watch, replicas
+from ddp_impl import backwards, distributed, iteration, replicas
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
@@ -276,5 +276,5 @@ def MarksBesideOthersOnly(ddp: Ours, post_forward: Call, output: Any) -> Any:
 @replaces(ParameterWatch, "_is_stranger")
 def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
     """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
-    with mock.patch.object(parameter_watch, "is_averaged", return_value=False):
+    with mock.patch.object(watch, "_is_averaged", return_value=False):
         return bool(is_stranger(name, parameter))
