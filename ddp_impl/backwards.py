@@ -175,13 +175,18 @@ def _rivals(participant: Participant) -> list[Participant]:
     return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
-def join(participant: Participant, is_over: Callable[[], None]) -> None:
-    """Have `participant` end with the backward that runs now; `is_over` is called last, whether it ended or raised."""
+def join(participant: Participant, is_over: Callable[[], None], num_before: int) -> int:
+    """Have `participant` end with the backward that runs now; `is_over` is called last, whether it ended or raised.
+
+    `num_before`: how many collectives its group has begun by now. Returns how many it had begun when the first wrapper
+    of that group joined this backward.
+    """
     number = current_backward()
     backward = _running.get(number)
     if backward is None:
         backward = _running[number] = _Backward(number)
     backward.add(participant, is_over)
+    return backward.num_before.setdefault((participant.group, participant.device), num_before)
 
 
 @torch.no_grad()
@@ -200,6 +205,7 @@ class _Backward:
         self._is_compiled = in_compiled_backward()
         self.participants: list[Participant] = []
         self._is_over: list[Callable[[], None]] = []
+        self.num_before: dict[tuple[dist.ProcessGroup, torch.device], int] = {}
         WhenBackwardEnds(self._ended, self._raised)
 
     def add(self, participant: Participant, is_over: Callable[[], None]) -> None:

@@ -33,9 +33,11 @@ from ddp_impl.groups import size_of
 from ddp_impl.iteration import Iteration
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
+from ddp_impl.order_check import OrderCheck
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_parts import ReducerParts
 from ddp_impl.telemetry import Moment
+from ddp_impl.torch_internals.distributed import counter_of
 from ddp_impl.user_hooks import UserHooks
 
 
@@ -67,6 +69,8 @@ class BucketReduction:
         self.group = group
         self.peers = peers
         self.divisor = size_of(group)
+        count = counter_of(group, self.device) if self.divisor > 1 else None
+        self.order = OrderCheck(peers, self.device, count, self.parts.error)
         self.usage.forget_agreements()
         self.post_backward_futures.clear()
 
@@ -186,11 +190,12 @@ class BucketReduction:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
         if not self.iteration.in_flight:
             self.telemetry.current.first_launch = Moment.now()
+        last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         if self.comm_hook is None:
             with self.peers.awaiting("backward", partial(self._called, bucket)):
+                self.order.leaves(is_last=bucket.index == last)
                 self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         given = GradBucket(bucket, buffer, bucket.index == last)
         with self.peers.communicating("backward", partial(self._called, bucket)):
             self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self.here()))
@@ -271,6 +276,7 @@ class BucketReduction:
         while self.post_backward_futures:
             with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
                 collectives.value_of(self.post_backward_futures.pop(0))
+        self.order.check()
         for bucket, buffer in reduced:
             self._hand_out(bucket, buffer, used := self._used_by_now(bucket, buffer))
             if self.steps_optimizers:

@@ -70,6 +70,7 @@ class UnevenInputs(Join):
 def leave(ddp: JoinedWrapper) -> None:
     """Tell `ddp` that it is in no context any more."""
     ddp._join_config = ddp._join_config.construct_disabled_join_config()
+    ddp.reducer.reduction.order.is_paused = False
 
 
 class DDPJoinHook(JoinHook):
@@ -80,6 +81,7 @@ class DDPJoinHook(JoinHook):
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
         ddp.reducer.telemetry.joined_uneven_inputs = True
+        ddp.reducer.reduction.order.is_paused = True
         self._own_gradients: list[Tensor | None] | None = None
 
     def main_hook(self) -> None:

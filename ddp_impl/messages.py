@@ -286,6 +286,27 @@ def lost_by_another(why: str) -> str:
     )
 
 
+#: What a rank says that its buckets are compared with those of other ranks for.
+PLACES = "the places of buckets among the group's collectives"
+
+
+def left_at(places: Sequence[int]) -> str:
+    """Return what a rank tells of where its buckets left."""
+    shown = enumerate_names([str(place) for place in places])
+    return f"sent its buckets behind {shown} of the group's other collectives and buckets of this backward"
+
+
+def met_others(rank: int, places: Sequence[int]) -> str:
+    """Return the message for buckets that have met other collectives; the words of other ranks follow."""
+    return (
+        f"[rank {rank}] the ranks' collectives came in different orders: buckets of this wrapper have met other "
+        f"collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others did "
+        "not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
+        "such hooks, and each wrapper (process_group=), a group of their own (torch.distributed.new_group). Wrap the "
+        "module anew before you go on."
+    )
+
+
 def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
     """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
     lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]

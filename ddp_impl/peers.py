@@ -71,6 +71,7 @@ class Peers:
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
+        self._said: str | None = None  # the last that `all_say` was asked for
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
         self.number = 0 if copy_of else _count(group)
@@ -189,6 +190,29 @@ class Peers:
         if store is not None and size_of(self.group) > 1:
             with contextlib.suppress(Exception):  # the error that is being raised matters more
                 store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
+
+    def say(self, what: str) -> str | None:
+        """Count this rank among those that say `what` in this step; return what `all_say` takes, or None: no store."""
+        key, store = f"ddp_impl/{self._name}/{self.step}/{what}", self._store()
+        if store is not None:
+            with contextlib.suppress(Exception):  # the step needs no store
+                store.add(key, 1)
+                return key
+        return None
+
+    def all_say(self, said: str) -> bool:
+        """Return whether all ranks have said by now what this rank has `said`; all must be in this step."""
+        store = self._store()
+        if store is None:
+            return True
+        if rank_in(self.group) == 0 and self._said is not None:  # all have read what they said in an earlier step
+            with contextlib.suppress(Exception):
+                store.delete_key(self._said)
+        self._said = said
+        try:
+            return store.add(said, 0) == size_of(self.group)
+        except Exception:  # nothing is known
+            return True
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""

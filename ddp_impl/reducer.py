@@ -402,7 +402,8 @@ class Reducer(ReducerSurface):
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        backwards.join(self, self._ends.next())
+        order = self.reduction.order
+        order.backward_begins(backwards.join(self, self._ends.next(), order.now()))
         self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self.parts.early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:

@@ -40,6 +40,7 @@ from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.local_backward import LocalBackward
 from ddp_impl.mixed_precision import PrecisionCaster
+from ddp_impl.order_check import OrderCheck
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
@@ -54,6 +55,7 @@ Call = Callable[..., Any]
 _PLACES: dict[type, str] = {
     Reducer: "reducer",
     BucketReduction: "reducer.reduction",
+    OrderCheck: "reducer.reduction.order",
     BucketPlanning: "reducer.planning",
     Absences: "reducer.absences",
     Anchor: "reducer._anchor",

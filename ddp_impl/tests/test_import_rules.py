@@ -22,7 +22,7 @@ TIERS = {
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "forecast": 2, "buffers": 2,
     "sync_batch_norm": 2, "marks": 2, "casts": 2,
     "anchor": 3, "gradients": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
-    "mixed_precision": 3,
+    "mixed_precision": 3, "order_check": 3,
     "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "early_moves": 4, "parameter_usage": 4,
     "autograd_hooks": 5, "autograd_threads": 1, "reducer_parts": 5, "local_backward": 5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,16 @@ def unregister_group_name(name: str) -> None:
 def reduces_on_host(group: dist.ProcessGroup) -> bool:
     """Return whether a group communicates tensors on the CPU, as one does that was made for every kind of device."""
     return torch.device("cpu") in group._device_types
+
+
+def counter_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], int] | None:
+    """Return what tells how many collectives a group has begun with tensors on `device`; None where nothing does."""
+    try:
+        count: Callable[[], int] = group._get_backend(device)._get_sequence_number_for_group  # type: ignore[attr-defined]
+        count()
+    except (RuntimeError, AttributeError):  # a backend of the user's own, or one without numbers
+        return None
+    return count
 
 
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:

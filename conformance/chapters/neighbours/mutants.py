@@ -22,6 +22,7 @@ from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.local_backward import LocalBackward
 from ddp_impl.optimizer_in_backward import step_parameters
+from ddp_impl.order_check import OrderCheck
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
@@ -278,3 +279,23 @@ def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str
     """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
     with mock.patch.object(watch, "_is_averaged", return_value=False):
         return bool(is_stranger(name, parameter))
+
+
+@replaces(OrderCheck, "check")
+def NeverComparesPlaces(order: OrderCheck, check: Call) -> None:
+    """BUG: where ranks run layers or wrappers in different orders, what has met another collective is handed out."""
+    order._said = None
+
+
+@replaces(OrderCheck, "backward_begins")
+def CountsFromItsOwnBegin(order: OrderCheck, backward_begins: Call, first: int) -> None:
+    """BUG: of two wrappers whose order depends on the rank, each compares only what comes after its own begin."""
+    backward_begins(order.now())
+
+
+@replaces(OrderCheck, "leaves")
+def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool) -> None:
+    """BUG: a bucket may not leave elsewhere than in the iteration before, though all ranks have changed alike."""
+    leaves(is_last=is_last)
+    if is_last and order._agreed and order._places != order._agreed:
+        raise order._error("the order of collectives has changed")

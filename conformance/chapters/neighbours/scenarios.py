@@ -18,6 +18,8 @@ from conformance.chapters.neighbours.company import (
 )
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.kept_wrappers import KEPT
+from conformance.chapters.neighbours.order_of_layers import OF
+from conformance.chapters.neighbours.order_of_layers import ORDERS as OWN_ORDERS
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.unfrozen_parts import BACKWARDS as ENDS
 from conformance.chapters.neighbours.unfrozen_parts import FIRST
@@ -85,6 +87,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _wrapped_parts()
     yield from _kept_wrappers()
     yield from _unfrozen_parts()
+    yield from _orders_of_layers()
     yield from _crossed()
 
 
@@ -266,6 +269,14 @@ def _unfrozen_parts() -> Iterator[Scenario]:
     first, backwards = each("first", FIRST), each("backward", ENDS)
     for way in (_PLAIN, _FIND, _STATIC, VIEW):
         for scenario in _grid("NEIGH-18", "", "unfrozen_parts", (2, 3), way, first, backwards):
+            yield scenario.replace(needs=_needs(scenario.options, {}))
+
+
+def _orders_of_layers() -> Iterator[Scenario]:
+    """Layers and wrappers in an order that is perhaps the rank's own, with collectives between them."""
+    of, orders = each("of", OF), each("order", OWN_ORDERS)
+    for way in (_PLAIN, _FIND, VIEW):
+        for scenario in _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, capped("", 1 / 2**20)):
             yield scenario.replace(needs=_needs(scenario.options, {}))
 
 

@@ -1,0 +1,93 @@
+"""Program `order_of_layers`: ranks run layers, or wrappers, in orders of their own, and communicate in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.truth.expected import Raises
+
+#: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
+_WIDTH = 3
+_NUM_STEPS = 4
+
+#: What runs in an order: the layers of one wrapper, between which a hook communicates, or three wrappers.
+OF = ("layers", "wrappers")
+#: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only.
+ORDERS = ("changed_by_all", "own", "own_later")
+
+_ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+class _InOrder(nn.Module):
+    """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None."""
+
+    def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.sums: list[Tensor] = []
+        self._group = group
+
+    def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
+        """Return as many rows and columns as `rows` has."""
+        for index in order:
+            rows = self.layers[index](rows)
+            if self._group is not None and index != order[-1]:
+                rows.register_hook(self._keep_sum)
+        return rows
+
+    def _keep_sum(self, gradient: Tensor) -> None:
+        total = gradient.clone()
+        dist.all_reduce(total, group=self._group)
+        self.sums.append(total)
+
+
+@program("order_of_layers", invariants=("leaves_no_trace",))
+def order_of_layers(ctx: RankContext) -> None:
+    """Run three layers in an order that may be the rank's own, for four steps.
+
+    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`. Observes the gradients of every step and the user's sums.
+    Where each rank has an order of its own, a DDP may raise instead. All ranks run it.
+    """
+    order = ctx.arguments["order"]
+    refusal = None if order == "changed_by_all" else Raises(("RuntimeError",), ("order",))
+    observe_run(ctx, lambda: _train(ctx, ctx.arguments["of"], order), refusal=refusal)
+
+
+def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
+    layers = [with_integer_weights(nn.Linear(_WIDTH, _WIDTH, bias=False), ctx.scenario.seed, k) for k in range(3)]
+    inner = nn.ModuleList(layers).to(ctx.device)
+    model: Any
+    if of == "layers":
+        whole = _InOrder(layers, ctx.process_group)
+        model = ctx.wrap(whole)
+    else:
+        model = whole = _InOrder([ctx.wrap(layer) for layer in layers], None)
+
+    def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
+        whole.sums.clear()
+        rows = turn.inputs(_WIDTH, _WIDTH).requires_grad_()
+        turn.backward(turn.loss(turn.forward(model, rows, _order(order, ctx.rank, turn.step))))
+        return {f"sum{index}": total for index, total in enumerate(whole.sums)}
+
+    return run_steps(ctx, inner, model, step, _NUM_STEPS)
+
+
+def _order(which: str, rank: int, step: int) -> Sequence[int]:
+    """Return the order of a rank's step: in `own_later`, every rank leaves the common one in step 2."""
+    if which == "changed_by_all":
+        return _ORDERS[step % len(_ORDERS)]
+    if which == "own":
+        return _ORDERS[rank]
+    return _ORDERS[1 + rank] if step >= 2 else _ORDERS[0]
+
+
+order_of_layers.expects(truth_of)
