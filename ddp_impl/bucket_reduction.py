@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,8 @@ class BucketReduction:
 
     `divisor` is what sums are divided by: the world size, unless join says otherwise. `comm_hook` reduces in place of
     the default all-reduce. `steps_optimizers`: parameters have optimizers of their own, which step on their averages.
-    `post_backward_futures` are awaited before a backward returns. `buckets` keeps its identity; others fill it.
+    `post_backward_futures` are awaited before a backward returns, and `agreements` of a join context before the first
+    bucket leaves. `buckets` keeps its identity; others fill it.
     `shared` returns the indices of the parameters whose gradients another wrapper averages, too.
     """
 
@@ -62,6 +63,7 @@ class BucketReduction:
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
         self.user_hooks = UserHooks(self.members)
+        self.agreements: list[Callable[[], None]] = []
         self.iteration = Iteration()
 
     def reduce_over(self, group: dist.ProcessGroup, peers: Peers) -> None:
@@ -73,6 +75,13 @@ class BucketReduction:
         self.order = OrderCheck(peers, self.device, count, self.parts.error)
         self.usage.forget_agreements()
         self.post_backward_futures.clear()
+        self.agreements.clear()
+
+    def settle(self) -> None:
+        """Wait for what ranks agree on in a forward within a join context, which is on its way."""
+        with self.peers.awaiting("backward", "how many ranks still have data") if self.agreements else nullcontext():
+            while self.agreements:
+                self.agreements.pop(0)()
 
     def tell_others(self, coming: Sequence[bool]) -> None:
         """Start the exchange of which gradients are sure to come.
@@ -147,6 +156,7 @@ class BucketReduction:
         """Send `bucket`, unless no rank used it."""
         if bucket.index in self.iteration.skipped:
             return
+        self.settle()
         try:
             buffer = self._collected(bucket)
         except ReductionError as error:

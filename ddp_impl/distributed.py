@@ -17,7 +17,7 @@ from ddp_impl import backwards
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.autograd_hooks import is_averaged
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
+from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
@@ -256,10 +256,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self.reducer.check_finished()
         if self._join_config.enable:
             self.reducer.check_finished()
+            self.reducer.reduction.settle()  # of a forward without a backward
             notified = Join.notify_join_context(self)  # raises on every rank alike where the user wants that
             if notified is not None:
-                with self.reducer.between_backwards("word of who still has data"):
-                    finished(notified, "all_reduce")
+                self.reducer._set_forward_pass_work_handle(notified, self._divide_by_initial_world_size)
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()

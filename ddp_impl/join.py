@@ -24,14 +24,20 @@ from ddp_impl.copied_state import CopiedState
 from ddp_impl.groups import size_of
 
 
-def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> Tensor:
-    """Return how many ranks will synchronise in this iteration; every rank of the group calls it once per iteration.
+def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> tuple[Tensor, dist.Work]:
+    """Begin to count the ranks that will synchronise in this iteration; every rank calls it once per iteration.
 
-    The number stays on the device: whoever reads it makes the host wait.
+    Returns the number, when the work is finished. It stays on the device: whoever reads it makes the host wait.
     """
     count = torch.full((1,), float(will_sync), device=device)
-    collectives.all_reduce_now(count, group)
-    return count
+    return count, collectives.all_reduce_sum(count, group)
+
+
+def num_syncing_with_others(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return how many ranks will synchronise, of a rank that has joined and will not."""
+    count, work = agree_on_sync(group, device, will_sync=False)
+    collectives.finished(work, "all_reduce", [count])
+    return int(count)
 
 
 class UnevenInputs(Join):
@@ -49,7 +55,7 @@ class UnevenInputs(Join):
         """Return how many ranks still have data; torch's own does not hear of every failure."""
         ddp = self._ddp
         with ddp.reducer.peers.awaiting("join", "how many ranks still have data"):
-            return int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
+            return num_syncing_with_others(ddp.process_group, ddp.device)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -61,6 +67,7 @@ class UnevenInputs(Join):
         try:
             if kind is None:
                 self._ddp.reducer.check_finished()
+                self._ddp.reducer.reduction.settle()
             with warnings.catch_warnings():
                 super().__exit__(kind, error, traceback)
         finally:  # of early termination ranks hear in different places: this one here, others in a forward
@@ -88,7 +95,7 @@ class DDPJoinHook(JoinHook):
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
         with ddp.reducer.between_backwards("how many ranks still have data"):
-            num_syncing = int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
+            num_syncing = num_syncing_with_others(ddp.process_group, ddp.device)
         if num_syncing:
             ddp.reducer.rebuild_buckets()
         if ddp.will_sync_module_buffers():
@@ -104,6 +111,7 @@ class DDPJoinHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks; this rank's own gradients are as it left them."""
         ddp = self.ddp
+        ddp.reducer.reduction.settle()
         if self._own_gradients is not None:
             for member, gradient in zip(ddp.reducer.members, self._own_gradients, strict=True):
                 member.parameter.grad = gradient
@@ -181,11 +189,21 @@ class JoinedWrapper(CopiedState, Joinable):
 
         Ranks that have joined do it by themselves.
         """
-        if not is_joined_rank:
-            with self.reducer.between_backwards("how many ranks still have data"):
-                num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
-                self.reducer.reduction.divisor = self._divisor(num_syncing)
-            # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
-            # only where it can be none.
-            if not self._synchronises and not num_syncing:
-                self.reducer.usage.follows_local = True
+        if is_joined_rank:
+            return
+        reduction = self.reducer.reduction
+        with self.reducer.between_backwards("how many ranks still have data"):
+            num_syncing, work = agree_on_sync(self.process_group, self.device, self._synchronises)
+
+        def take() -> None:
+            collectives.finished(work, "all_reduce", [num_syncing])
+            reduction.divisor = self._divisor(num_syncing)
+
+        # Nobody needs it before the first bucket leaves, and a forward without a backward sends none.
+        reduction.agreements.append(take)
+        if not (self._synchronises and torch.is_grad_enabled()):
+            reduction.settle()
+        # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device, only
+        # where it can be none.
+        if not self._synchronises and not num_syncing:
+            self.reducer.usage.follows_local = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from ddp_impl import collectives
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.parameter_usage import ParameterUsage
 
 
@@ -18,6 +20,7 @@ class _Reducer(Protocol):
     """What stands behind torch's names."""
 
     planning: BucketPlanning
+    reduction: BucketReduction
     usage: ParameterUsage
     _hooks: AutogradHooks
 
@@ -47,9 +50,9 @@ class ReducerSurface:
         """Whether the hooks are removed, so that gradients stay local, in compiled backwards, too."""
         return self._hooks.are_removed
 
-    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
-        """Wait for what a join context was told of this forward."""
-        collectives.finished(work, "all_reduce")
+    def _set_forward_pass_work_handle(self: _Reducer, work: dist.Work, _: bool) -> None:
+        """Have the first bucket wait for what a join context was told of this forward."""
+        self.reduction.agreements.append(partial(collectives.finished, work, "all_reduce"))
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
