@@ -897,6 +897,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       if (deliveries[i].work && deliveries[i].target == place) take(i);
       else i++;
   });
+  m.def("clock", [] { Lock guard(mutex); return clocks[agent_of(stream_of(int(current_device)))]; });  // of the current stream
+  m.def("host_has_seen", [](const Clock& clock) {  // who asks and is told that something is over has not waited for it
+    Lock guard(mutex);
+    join(clocks[kHost], clock);
+    deliver(clocks[kHost]);
+    take_back();
+  });
   m.def("take_races", [] { Lock guard(mutex); auto taken = races; races.clear(); return taken; });
   m.def("take_syncs", [] { Lock guard(mutex); auto taken = syncs; syncs.clear(); return taken; });
   m.def("start_trace", [] { Lock guard(mutex); trace.clear(); tracing = true; });

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,16 +58,29 @@ _ALIASES = {
 }
 
 
+_NOTHING: deque[Any] = deque()
+
+
 class SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
-    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor], inners: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        stream: torch.Stream | None,
+        outputs: list[Tensor],
+        inners: Sequence[Any] = (),
+        before: deque[Any] = _NOTHING,
+        tell_host: Callable[[], None] = lambda: None,
+    ) -> None:
         """Record the end of what `stream` holds so far; without a stream there is nothing to wait for.
 
-        `inners` are gloo's works.
+        `inners` are gloo's works, and `before` those of the stream that may not be over, in their order; `tell_host`
+        lets the host know that they are.
         """
         super().__init__()
         self._inners = inners
+        self._before = before
+        self._tell_host = tell_host
         self._stream = stream
         self._end = torch.Event() if stream is None else stream.record_event()
         self._outputs = outputs
@@ -79,17 +94,27 @@ class SimWork(dist.Work):
     def synchronize(self) -> None:
         """Make the current stream wait; the host goes on."""
         for inner in self._inners:
-            inner.wait()
+            if not inner.is_completed():  # a receipt that is over would wait for another message
+                inner.wait()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
+            while any(inner in self._before for inner in self._inners):  # some of gloo's never say that they are over
+                self._before.popleft()
 
     def block_current_stream(self) -> None:
         """Make the current stream wait; the host goes on."""
         self.synchronize()
 
     def is_completed(self) -> bool:
-        """Tell whether the host knows that the collective is over."""
-        return self._stream is None or self._end.query()
+        """Tell whether the collective is over, and so all before it on its stream, which the host then knows."""
+        if self._stream is None or self._end.query():
+            return True
+        while self._before and self._before[0].is_completed():
+            self._before.popleft()
+        if any(inner in self._before for inner in self._inners):
+            return False
+        self._tell_host()
+        return True
 
     def is_success(self) -> bool:
         """Return True: what fails is raised when it is launched."""
@@ -122,6 +147,7 @@ class SimGroup(dist.ProcessGroup):
         self._store = store
         self._sim = device
         self._streams: dict[int, torch.Stream] = {}
+        self._under_way: dict[int, deque[Any]] = {}  # gloo's works that may not be over, by the device's index
         self._coalescing: list[SimWork] | None = None
         self._num_launched = 0
         self._is_over = False
@@ -204,14 +230,18 @@ class SimGroup(dist.ProcessGroup):
             staged: dict[int, Tensor] = {}
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
-            self._sim.launch(operation, inputs, outputs)
             inners = self._carry_out(method, arguments)
+            self._sim.launch(operation, inputs, outputs)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)
             for tensor, one in zip(outputs, itertools.cycle(inners), strict=False):
                 if tensor.device.type == "sim":
                     self._sim.will_arrive(tensor, staged[id(tensor)], one)
-            work = SimWork(stream, outputs, inners)
+            before = self._under_way.setdefault(device.index, deque())
+            while before and before[0].is_completed():
+                before.popleft()
+            before.extend(inners)
+            work = SimWork(stream, outputs, inners, before, partial(self._sim.host_has_seen, self._sim.clock()))
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

@@ -195,6 +195,12 @@ def wait_tensors(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [functional.wait_tensor(output) for output in outputs]
 
 
+def wait_for_device() -> None:
+    """Have the host wait for the device, if there is one: a Work's `wait` has only put the reading stream behind it."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 def device_backend(group: Any, device: torch.device) -> Any:
     """Return the C++ backend of `group`; the group itself where it is written in Python, whatever it has registered."""
     return group._get_backend(device) if type(group) is dist.ProcessGroup else group

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from conformance.programs.operations.calls import Issued
+from conformance.programs.operations.calls import Issued, wait_for_device
 from conformance.waiting.kept_waiting import own_seconds
 
 #: So long a Work is left alone where it is waited for late.
@@ -116,8 +116,7 @@ def _wait_late(work: Any, patience: Patience) -> str:
     time.sleep(_LATE_S)
     if wrong := _wait(work, patience):
         return wrong
-    if torch.accelerator.is_available():  # a device's Work has only put the reading stream behind itself
-        torch.accelerator.synchronize()
+    wait_for_device()
     return "" if work.is_completed() else "is_completed() is False after wait()"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from conformance.programs.judged import Trial, judged
-from conformance.programs.operations.calls import issue
+from conformance.programs.operations.calls import issue, wait_for_device
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.judging import Truth
@@ -45,6 +45,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         outputs = inputs if cell.what.in_place and inputs else made(cell.what.outputs(place))
         for work in issue(cell, ctx.process_group, None, place, inputs, outputs).works:
             work.wait()
+        wait_for_device()  # which may keep memory until the host does
         tensors = inputs if inputs is outputs else [*inputs, *outputs]
         found["sent"] += sum(one.nbytes for one in tensors)
         return [weakref.ref(one) for one in tensors]

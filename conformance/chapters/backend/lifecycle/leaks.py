@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import own_seconds
 
@@ -47,6 +48,7 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
         for _ in range(number):
             work: Any = dist.all_reduce(torch.ones(2000, device=ctx.device), group=ctx.process_group, async_op=True)
             work.wait()
+            wait_for_device()  # which may keep memory until the host does
 
     def left(act: Callable[[], None], most: int) -> str:
         act()
@@ -111,6 +113,7 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
         works = [dist.all_reduce(torch.ones(1000, device=ctx.device), group=group, async_op=True) for _ in range(5)]
         for work in works:
             work.wait()
+        wait_for_device()
         held = works[-1]
         dist.destroy_process_group(group)
         return first_wrong(unlike("is_completed() of a Work kept is", held.is_completed(), True),
