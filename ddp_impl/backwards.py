@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -175,18 +176,17 @@ def _rivals(participant: Participant) -> list[Participant]:
     return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
-def join(participant: Participant, is_over: Callable[[], None], num_before: int) -> int:
+def join(participant: Participant, is_over: Callable[[], None], num_begun: int) -> Tally:
     """Have `participant` end with the backward that runs now; `is_over` is called last, whether it ended or raised.
 
-    `num_before`: how many collectives its group has begun by now. Returns how many it had begun when the first wrapper
-    of that group joined this backward.
+    `num_begun`: how many collectives its group has begun by now. Returns the tally of the group's in this backward.
     """
     number = current_backward()
     backward = _running.get(number)
     if backward is None:
         backward = _running[number] = _Backward(number)
     backward.add(participant, is_over)
-    return backward.num_before.setdefault((participant.group, participant.device), num_before)
+    return backward.tallies.setdefault((participant.group, participant.device), Tally(num_begun))
 
 
 @torch.no_grad()
@@ -194,6 +194,14 @@ def end_alone(participant: Participant) -> None:
     """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
     for step in (_send, _hand_out, _finish):
         step(participant)
+
+
+@dataclass
+class Tally:
+    """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own."""
+
+    before: int = 0
+    own: int = 0
 
 
 class _Backward:
@@ -205,7 +213,7 @@ class _Backward:
         self._is_compiled = in_compiled_backward()
         self.participants: list[Participant] = []
         self._is_over: list[Callable[[], None]] = []
-        self.num_before: dict[tuple[dist.ProcessGroup, torch.device], int] = {}
+        self.tallies: dict[tuple[dist.ProcessGroup, torch.device], Tally] = {}
         WhenBackwardEnds(self._ended, self._raised)
 
     def add(self, participant: Participant, is_over: Callable[[], None]) -> None:

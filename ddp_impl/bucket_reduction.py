@@ -91,9 +91,14 @@ class BucketReduction:
         """
         if self.iteration.num_forwards != 1:
             coming = [False] * len(coming)
+        num_begun = self.order.now()
         with self.awaiting_usage():
-            self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
+            self.iteration.forecast = self._forecast(coming)
+        self.order.were_own(num_begun)
         self.iteration.has_forecast = True
+
+    def _forecast(self, coming: Sequence[bool] | None) -> Forecast:
+        return Forecast(coming, len(self.members), self.order.digest(), self.group, self.device)
 
     def read_forecast(self) -> None:
         """Wait until it is known which buckets leave within the backward, if that is not known."""
@@ -104,8 +109,12 @@ class BucketReduction:
         forecast, self.iteration.forecast = self.iteration.forecast, None
         if forecast is not None:
             with self.awaiting_usage():
-                sure = forecast.result()
-            self.hold_back(sure)
+                sure, alike = forecast.result()
+            self.hold_back(self.order.early(sure, alike, self.buckets))
+
+    def fills(self, bucket: int) -> None:
+        """Take note that a bucket has all its gradients."""
+        self.iteration.filled[bucket] = self.order.num_others()
 
     def a_rank_refuses(self) -> bool:
         """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
@@ -138,8 +147,10 @@ class BucketReduction:
         """
         if self.options.skip_all_reduce_unused_params and self.ranks_may_differ:
             self._forget_dropped(self.usage.unused)
+            num_begun = self.order.now()
             with self.awaiting_usage():
                 self._skip_unused(self.usage.used_anywhere(self.group, self.device))
+            self.order.were_own(num_begun)
 
     def awaiting_usage(self) -> AbstractContextManager[None]:
         """Return a context for what ranks exchange about the use of parameters in a backward."""
@@ -151,6 +162,8 @@ class BucketReduction:
             self.launch(self.buckets[index])
             if self.steps_optimizers:
                 self.hand_out_all_but_the_last()
+        if self.state.num_launched == len(self.buckets):
+            self.telemetry.current.last_launch = Moment.now()
 
     def launch(self, bucket: Bucket) -> None:
         """Send `bucket`, unless no rank used it."""
@@ -201,14 +214,17 @@ class BucketReduction:
         if not self.iteration.in_flight:
             self.telemetry.current.first_launch = Moment.now()
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
+        num_begun = self.order.now()
         if self.comm_hook is None:
             with self.peers.awaiting("backward", partial(self._called, bucket)):
                 self.order.leaves(is_last=bucket.index == last)
                 self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+            self.order.were_own(num_begun)
             return
         given = GradBucket(bucket, buffer, bucket.index == last)
         with self.peers.communicating("backward", partial(self._called, bucket)):
             self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self.here()))
+        self.order.were_own(num_begun)
 
     def contribute_zeros(self) -> None:
         """Send zeros in the place of every bucket: this rank has no data."""
@@ -216,8 +232,8 @@ class BucketReduction:
         self.usage.unused = set(range(len(self.members)))
         if self.ranks_may_differ:
             with self.awaiting_usage():
-                sure = Forecast(None, len(self.members), self.group, self.device).result()
-            self.hold_back(sure)
+                sure, alike = self._forecast(None).result()
+            self.hold_back(self.order.early(sure, alike, self.buckets))
         first_late = len(self.buckets) - self.state.num_late
         for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
             if place == first_late:
@@ -280,6 +296,7 @@ class BucketReduction:
 
     def hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
+        self.order.iteration_ends(self.iteration.filled)
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(self.iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
         reduced = [(bucket, self._wait_for(bucket)) for bucket in self._in_flight()]

@@ -22,17 +22,26 @@ class Forecast:
     """An exchange of what is sure to come. Every rank of the group makes it between the same two collectives.
 
     `coming[i]`: this backward is sure to bring parameter i a gradient. None of a rank that has no data and follows
-    whatever the others expect.
+    whatever the others expect. `digest`: some bytes about the last iteration, which may be alike on all others.
 
     The host waits for the other ranks' hosts and not for the device, which is busy with the forward: the exchange is
     one between hosts where the group can do that, and has a stream of its own on an accelerator where it cannot.
     """
 
     def __init__(
-        self, coming: Sequence[bool] | None, num_parameters: int, group: dist.ProcessGroup, device: torch.device
+        self,
+        coming: Sequence[bool] | None,
+        num_parameters: int,
+        digest: bytes,
+        group: dist.ProcessGroup,
+        device: torch.device,
     ) -> None:
         """Start the exchange."""
-        told = [0] * (num_parameters + 1) if coming is None else [*coming, True]
+        self._num_parameters = num_parameters
+        # All have the same number if the square of the sum is the sum of the squares times the ranks.
+        told = [*(coming or ()), True, *digest, *(byte * byte for byte in digest)]
+        if coming is None:
+            told = [0] * (num_parameters + 1 + 2 * len(digest))
         flags = torch.tensor(told, dtype=torch.int32, device="cpu")
         self._stream = None if device.type == "cpu" or reduces_on_host(group) else torch.Stream(device)
         if self._stream is None:
@@ -42,9 +51,12 @@ class Forecast:
                 self._flags = flags.pin_memory().to(device, non_blocking=True)
                 self._work = collectives.all_reduce_sum(self._flags, group)
 
-    def result(self) -> list[bool]:
-        """Wait for all ranks; return for each parameter whether all of them are sure of its gradient."""
+    def result(self) -> tuple[list[bool], bool]:
+        """Wait for all ranks; return for each parameter whether all are sure of it, and whether their digests agree."""
         with self._stream or nullcontext():
             collectives.finished(self._work, "all_reduce", [self._flags])
-            *counts, num_telling = self._flags.tolist()
-        return [count == num_telling for count in counts]
+            counts = self._flags.tolist()
+        num_telling, digests = counts[self._num_parameters], counts[self._num_parameters + 1 :]
+        sums, squares = digests[: len(digests) // 2], digests[len(digests) // 2 :]
+        alike = all(total * total == num_telling * square for total, square in zip(sums, squares, strict=True))
+        return [count == num_telling for count in counts[: self._num_parameters]], alike

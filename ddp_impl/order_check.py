@@ -13,14 +13,19 @@ either said so too, or had no new ones; and unless all have said the same, some 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ddp_impl import messages
+from ddp_impl.backwards import Tally
+from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in
 from ddp_impl.peers import Peers
+
+#: So many bytes of a digest ranks send each other.
+_NUM_BYTES = 4
 
 
 class OrderCheck:
@@ -44,7 +49,11 @@ class OrderCheck:
         self._error = error
         self._agreed: list[int] = []
         self._places: list[int] = []
-        self._first = 0
+        self._tally = Tally()
+        self._filled: Mapping[int, int] = {}
+        self._sure: list[Bucket] = []  # in the last iteration, all of whose gradients every rank was sure of
+        self._trusted: set[Bucket] = set()
+        self._is_own = False  # ranks have come to different places
         self._said: str | None = None
         self.is_paused = False
 
@@ -52,15 +61,45 @@ class OrderCheck:
         """Return how many collectives the group has begun; 0 where that is not known."""
         return 0 if self._count is None else self._count()
 
-    def backward_begins(self, first: int) -> None:
-        """Count places from `first`, which was `now` when the first wrapper of the group began with the backward."""
-        self._first, self._places, self._said = first, [], None
+    def backward_begins(self, tally: Tally) -> None:
+        """Count places from the begin of the backward that `tally` is of."""
+        self._tally, self._places, self._said = tally, [], None
+
+    def num_others(self) -> int:
+        """Return how many collectives the group has begun in this backward that are no wrapper's."""
+        return self.now() - self._tally.before - self._tally.own
+
+    def were_own(self, num_begun: int) -> None:
+        """Take note that the group's collectives are a wrapper's since it had begun so many."""
+        self._tally.own += self.now() - num_begun
+
+    def iteration_ends(self, filled: Mapping[int, int]) -> None:
+        """Keep what `num_others` was when each bucket had all its gradients."""
+        self._filled = filled
+
+    def digest(self) -> bytes:
+        """Return a few bytes that are alike on all ranks if the buckets that all were sure of could leave alike."""
+        found = [(bucket.index, self._filled.get(bucket.index)) for bucket in self._sure]
+        return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
+
+    def early(self, sure: Sequence[bool], alike: bool, buckets: Sequence[Bucket]) -> list[bool]:
+        """Return for each parameter whether its gradient is `sure` to come on every rank, in a bucket that may leave.
+
+        `alike`: the ranks' digests are. Every rank must call it with the same arguments, when it knows them. A bucket
+        may leave within a backward if it could have left alike in an earlier one. If others could not, none leaves.
+        """
+        self._is_own |= not alike
+        self._trusted = self._trusted.union(self._sure).intersection(buckets)  # no earlier ones
+        self._sure = [bucket for bucket in buckets if all(sure[member.index] for member in bucket.members)]
+        may_leave = [] if self._is_own else [bucket for bucket in self._sure if bucket in self._trusted]
+        indices = {member.index for bucket in may_leave for member in bucket.members}
+        return [index in indices for index in range(len(sure))]
 
     def leaves(self, *, is_last: bool) -> None:
         """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places."""
         if self._count is None or self.is_paused:
             return
-        self._places.append(self._count() - self._first)
+        self._places.append(self._count() - self._tally.before)
         if is_last and self._places != self._agreed:
             self._said = self._peers.say(hashlib.sha256(repr(self._places).encode()).hexdigest()[:16])
 

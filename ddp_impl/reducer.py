@@ -17,8 +17,8 @@ backward reaches an output  all ranks run this backward                         
                                                                                     (`forecast`), by all wrappers
                                                                                     whose backward it is (`backwards`)
 a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
-                            iteration brings; with it: the forecast                 same gradients of it, and all
-                                                                                    such before it have left, those of
+                            iteration brings; with it: the forecast, and whether    same gradients of it, and all
+                            it could have left in one order in the last iteration   such before it have left, those of
                                                                                     wrappers that were built later, too
                                                                                     (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
@@ -344,6 +344,7 @@ class Reducer(ReducerSurface):
             self._bucket_full(self.arrivals.bucket_of[index])
 
     def _bucket_full(self, bucket: int) -> None:
+        self.reduction.fills(bucket)
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
     @without_grad
@@ -429,7 +430,6 @@ class Reducer(ReducerSurface):
             self.state.release()
             self.reduction.launch_next()
         if num_launched < self.state.num_launched == len(self.buckets):
-            self.telemetry.current.last_launch = Moment.now()
             self._handle(Event.LAST_LAUNCHED)
             if self._backward.is_compiled and self.state.phase is Phase.REDUCED:
                 backwards.end_alone(self)
