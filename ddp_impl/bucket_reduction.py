@@ -259,10 +259,10 @@ class BucketReduction:
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
-        refuses = self.iteration.refusal is not None
+        refuses, is_new = self.iteration.refusal is not None, self.order.is_new
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
         with self.awaiting_usage():
-            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
+            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, is_new=is_new, learnt=learnt)
 
     def refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -292,6 +292,8 @@ class BucketReduction:
             self._wait_for(bucket)
         if self.iteration.refusal is not None:
             raise self.iteration.refusal
+        if self.order.is_new:
+            raise self.order.met_others()
         raise self.parts.error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def hand_out_averages(self) -> None:

@@ -172,7 +172,7 @@ def others_refuse(rank: int) -> str:
     """Return the message for averages that are not handed out because of another rank; its words follow."""
     return (
         f"[rank {rank}] the gradients of this backward were not averaged: on another rank a gradient came too late or "
-        "twice. Look at its error."
+        "twice, or buckets left in another order. Look at its error."
     )
 
 
@@ -292,8 +292,11 @@ PLACES = "the places of buckets among the group's collectives"
 
 def left_at(places: Sequence[int]) -> str:
     """Return what a rank tells of where its buckets left."""
-    shown = enumerate_names([str(place) for place in places])
-    return f"sent its buckets behind {shown} of the group's other collectives and buckets of this backward"
+    num_sent, *numbers = map(str, places)
+    return (
+        f"sent its buckets behind {enumerate_names(numbers)} of the group's other collectives and buckets of this "
+        f"backward, and behind {num_sent} buckets of other wrappers since its last backward"
+    )
 
 
 def met_others(rank: int, places: Sequence[int]) -> str:

@@ -4,18 +4,24 @@ A hook of the user's that communicates within backward, and another wrapper, com
 Where a rank's graph runs its layers in another order, a bucket would meet what is none, and both would be sums of what
 does not belong together, without a word (pytorch/pytorch#72843).
 
-A backend numbers what it communicates: the numbers that a wrapper's buckets leave with, counted from the backward's
-begin, are their *places*. A rank tells the others nothing as long as its places are those of the iteration before. When
-they are new, it says so in the group's store before its last bucket leaves. When it has the averages, each rank has
-either said so too, or had no new ones; and unless all have said the same, some bucket has met another collective.
+A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the backward's
+begin, are their *places*, and how many buckets of other wrappers have left since its own last ones stands before them.
+A rank tells the others nothing as long as its places are those of the iteration before. When they are new, it says so
+in the group's store before its last bucket leaves. When it has the averages, each rank has either said so too, or had
+no new ones; and unless all have said the same, some bucket has met another collective.
+
+With `find_unused_parameters` ranks tell each other more, and no bucket leaves before they know that it may: `early`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 
 from ddp_impl import messages
 from ddp_impl.backwards import Tally
@@ -26,6 +32,8 @@ from ddp_impl.peers import Peers
 
 #: So many bytes of a digest ranks send each other.
 _NUM_BYTES = 4
+#: How many buckets this process's wrappers of a group have sent, by device.
+_num_sent: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[torch.device]] = weakref.WeakKeyDictionary()
 
 
 class OrderCheck:
@@ -54,6 +62,7 @@ class OrderCheck:
         self._sure: list[Bucket] = []  # in the last iteration, all of whose gradients every rank was sure of
         self._trusted: set[Bucket] = set()
         self._is_own = False  # ranks have come to different places
+        self._num_sent_then = _num_sent.get(peers.group, Counter())[device]
         self._said: str | None = None
         self.is_paused = False
 
@@ -99,9 +108,25 @@ class OrderCheck:
         """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places."""
         if self._count is None or self.is_paused:
             return
+        num_sent = _num_sent.setdefault(self._peers.group, Counter())
+        if not self._places:  # wrappers' own backwards have an order, too
+            self._places.append(num_sent[self._device] - self._num_sent_then)
+        num_sent[self._device] += 1
+        if is_last:
+            self._num_sent_then = num_sent[self._device]
         self._places.append(self._count() - self._tally.before)
         if is_last and self._places != self._agreed:
             self._said = self._peers.say(hashlib.sha256(repr(self._places).encode()).hexdigest()[:16])
+
+    @property
+    def is_new(self) -> bool:
+        """Whether places are new in this backward, as this rank has told the others."""
+        return self._said is not None
+
+    def met_others(self) -> ReductionError:
+        """Return the error for buckets that have met other collectives; it tells what other ranks say of theirs."""
+        told = self._peers.exchange(messages.left_at(self._places))
+        return self._error(messages.met_others(rank_in(self._peers.group), self._places) + told)
 
     def check(self) -> None:
         """Raise `ReductionError` unless all ranks have the places of this one; all averages are on their way here.
@@ -117,5 +142,4 @@ class OrderCheck:
             self._agreed = self._places
             return
         with self._peers.awaiting("backward", messages.PLACES):
-            told = self._peers.exchange(messages.left_at(self._places))
-            raise self._error(messages.met_others(rank_in(self._peers.group), self._places) + told)
+            raise self.met_others()

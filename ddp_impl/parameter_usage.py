@@ -58,10 +58,17 @@ class ParameterUsage:
         self._unread: deque[tuple[Tensor, torch.Event]] = deque()
 
     def begin_agreeing(
-        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learnt: Sequence[int] | None = None
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        refuses: bool,
+        is_new: bool = False,
+        learnt: Sequence[int] | None = None,
     ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
+        `is_new`: this rank's buckets left elsewhere than in the iteration before; where not all ranks' did, all refuse.
         `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
         every iteration. Every rank calls it between the same collectives.
 
@@ -70,8 +77,8 @@ class ParameterUsage:
         """
         if self.promise is not None and reduces_on_host(group):
             device = torch.device("cpu")
-        reads = device.type == "cpu" or refuses or learnt is not None or not self.unused <= self.used_locally
-        told: list[int] = [*self._used(self.used_locally), refuses, reads]
+        reads = device.type == "cpu" or refuses or is_new or learnt is not None or not self.unused <= self.used_locally
+        told: list[int] = [*self._used(self.used_locally), refuses, reads, is_new]
         if learnt is not None:
             # All ranks have the same number if the square of the sum is the sum of the squares times the ranks.
             times = [min(number, _MOST_TIMES) for number in learnt]
@@ -149,10 +156,12 @@ class ParameterUsage:
 
     def _take(self, counts: list[int]) -> None:
         num_parameters = self._num_parameters
-        self._num_users, (self.num_refusing, self.num_reading) = (
-            counts[:num_parameters], counts[num_parameters : num_parameters + 2]
+        self._num_users, (self.num_refusing, self.num_reading, num_new) = (
+            counts[:num_parameters], counts[num_parameters : num_parameters + 3]
         )  # fmt: skip
-        if learnt := counts[num_parameters + 2 :]:
+        if 0 < num_new < self._num_ranks:
+            self.num_refusing = max(1, self.num_refusing)
+        if learnt := counts[num_parameters + 3 :]:
             using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
             self.promise = Promise(
                 used=[count > 0 for count in using],

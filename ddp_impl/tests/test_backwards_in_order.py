@@ -14,6 +14,17 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.tests.ranks import run_ranks
 
 
+def _train_later(rank: int) -> str:
+    wrappers = [DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2)]
+    try:
+        for step in range(4):
+            for wrapper in wrappers if rank == 0 or step < 3 else reversed(wrappers):
+                wrapper(torch.ones(1, 2)).sum().backward()
+    except RuntimeError as error:  # rank 0 hears that rank 1 is gone
+        return str(error)
+    return ""
+
+
 def _train(rank: int, hook: Any) -> str:
     wrappers = [DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2)]
     for wrapper in wrappers if hook else ():
@@ -32,6 +43,12 @@ def test_ranks_that_run_backwards_in_different_orders_raise(tmp_path: Path) -> N
     for rank, error in enumerate(run_ranks(_train, 2, tmp_path, None)):
         assert f"[rank {rank}] the ranks' collectives came in different orders" in error
         assert "in one order on every rank" in error
+
+
+def test_a_rank_that_changes_its_order_later_says_so(tmp_path: Path) -> None:
+    _, error = run_ranks(_train_later, 2, tmp_path)
+    assert "[rank 1] the ranks' collectives came in different orders" in error
+    assert "behind 2 buckets of other wrappers since its last backward" in error or "behind 0 buckets" in error
 
 
 def test_a_rank_with_a_comm_hook_that_runs_another_backward_than_rank_0_says_so(tmp_path: Path) -> None:

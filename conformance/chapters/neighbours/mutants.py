@@ -288,9 +288,17 @@ def NeverComparesPlaces(order: OrderCheck, check: Call) -> None:
 
 
 @replaces(OrderCheck, "backward_begins")
-def CountsFromItsOwnBegin(order: OrderCheck, backward_begins: Call, first: int) -> None:
+def CountsFromItsOwnBegin(order: OrderCheck, backward_begins: Call, tally: backwards.Tally) -> None:
     """BUG: of two wrappers whose order depends on the rank, each compares only what comes after its own begin."""
-    backward_begins(order.now())
+    backward_begins(backwards.Tally(order.now()))
+
+
+@replaces(OrderCheck, "early")
+def LeavesBeforeItKnows(
+    order: OrderCheck, early: Call, sure: Sequence[bool], alike: bool, buckets: Sequence[Any]
+) -> list[bool]:
+    """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
+    return list(sure)
 
 
 @replaces(OrderCheck, "leaves")

@@ -19,8 +19,8 @@ from conformance.truth.expected import Raises
 _WIDTH = 3
 _NUM_STEPS = 4
 
-#: What runs in an order: the layers of one wrapper, between which a hook communicates, or three wrappers.
-OF = ("layers", "wrappers")
+#: What runs in an order: layers of one wrapper, between which a hook communicates; three wrappers; their backwards.
+OF = ("layers", "wrappers", "backwards")
 #: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only.
 ORDERS = ("changed_by_all", "own", "own_later")
 
@@ -54,11 +54,12 @@ class _InOrder(nn.Module):
 def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
-    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`. Observes the gradients of every step and the user's sums.
-    Where each rank has an order of its own, a DDP may raise instead. All ranks run it.
+    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `refusable`, whether a DDP may raise where each
+    rank has an order of its own. Observes the gradients of every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
-    refusal = None if order == "changed_by_all" else Raises(("RuntimeError",), ("order",))
+    may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
+    refusal = Raises(("RuntimeError",), ("order",)) if may_refuse else None
     observe_run(ctx, lambda: _train(ctx, ctx.arguments["of"], order), refusal=refusal)
 
 
@@ -74,8 +75,13 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
 
     def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
         whole.sums.clear()
-        rows = turn.inputs(_WIDTH, _WIDTH).requires_grad_()
-        turn.backward(turn.loss(turn.forward(model, rows, _order(order, ctx.rank, turn.step))))
+        rows = turn.inputs(ctx.arguments.get("num_rows", _WIDTH), _WIDTH).requires_grad_()
+        now = _order(order, ctx.rank, turn.step)
+        if of == "backwards":
+            for index in now:
+                turn.backward(turn.loss(turn.forward(whole.layers[index], rows), micro=index))
+        else:
+            turn.backward(turn.loss(turn.forward(model, rows, now)))
         return {f"sum{index}": total for index, total in enumerate(whole.sums)}
 
     return run_steps(ctx, inner, model, step, _NUM_STEPS)

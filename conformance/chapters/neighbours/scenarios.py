@@ -274,10 +274,18 @@ def _unfrozen_parts() -> Iterator[Scenario]:
 
 def _orders_of_layers() -> Iterator[Scenario]:
     """Layers and wrappers in an order that is perhaps the rank's own, with collectives between them."""
-    of, orders = each("of", OF), each("order", OWN_ORDERS)
+    of, orders = each("of", OF[:2]), each("order", OWN_ORDERS)
     for way in (_PLAIN, _FIND, VIEW):
         for scenario in _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, capped("", 1 / 2**20)):
             yield scenario.replace(needs=_needs(scenario.options, {}))
+        changed = arguments(of=OF[2], order=OWN_ORDERS[0])  # in orders of their own ranks would wait for each other
+        for scenario in _grid("NEIGH-19", "backwards", "order_of_layers", (2, 3), changed, way):
+            yield scenario.replace(needs=_needs(scenario.options, {}))
+    # What communicates is as long as a bucket, or longer.
+    always = arguments(of="layers", order="own", refusable=False)
+    for size in (arguments("as-long", num_rows=3), arguments("longer", num_rows=5)):
+        for way in (_FIND, VIEW | _FIND):
+            yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, size, way, capped("", 1 / 2**20))
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
