@@ -305,7 +305,7 @@ class BucketReduction:
         while self.post_backward_futures:
             with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
                 collectives.value_of(self.post_backward_futures.pop(0))
-        self.order.check()
+        self.order.check([buffer for _, buffer in reduced])
         for bucket, buffer in reduced:
             self._hand_out(bucket, buffer, used := self._used_by_now(bucket, buffer))
             if self.steps_optimizers:

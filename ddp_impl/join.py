@@ -198,6 +198,8 @@ class JoinedWrapper(CopiedState, Joinable):
         def take() -> None:
             collectives.finished(work, "all_reduce", [num_syncing])
             reduction.divisor = self._divisor(num_syncing)
+            # An idle rank sees none but the wrapper's own collectives. On a device the host would wait for the number.
+            reduction.order.is_paused = self.device.type != "cpu" or int(num_syncing) < size_of(self.process_group)
 
         # Nobody needs it before the first bucket leaves, and a forward without a backward sends none.
         reduction.agreements.append(take)

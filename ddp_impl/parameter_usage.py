@@ -68,7 +68,7 @@ class ParameterUsage:
     ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
-        `is_new`: this rank's buckets left elsewhere than in the iteration before; where not all ranks' did, all refuse.
+        `is_new`: this rank's buckets left elsewhere than in the iteration before; of one rank alone it has all refuse.
         `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
         every iteration. Every rank calls it between the same collectives.
 
@@ -159,7 +159,7 @@ class ParameterUsage:
         self._num_users, (self.num_refusing, self.num_reading, num_new) = (
             counts[:num_parameters], counts[num_parameters : num_parameters + 3]
         )  # fmt: skip
-        if 0 < num_new < self._num_ranks:
+        if num_new == 1 < self._num_ranks:
             self.num_refusing = max(1, self.num_refusing)
         if learnt := counts[num_parameters + 3 :]:
             using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))

@@ -196,9 +196,14 @@ class Peers:
         key, store = f"ddp_impl/{self._name}/{self.step}/{what}", self._store()
         if store is not None:
             with contextlib.suppress(Exception):  # the step needs no store
+                store.add(self._topic(key), 1)
                 store.add(key, 1)
                 return key
         return None
+
+    @staticmethod
+    def _topic(key: str) -> str:
+        return f"{key.rpartition('/')[0]}/speakers"
 
     def all_say(self, said: str) -> bool:
         """Return whether all ranks have said by now what this rank has `said`; all must be in this step."""
@@ -213,6 +218,24 @@ class Peers:
             return store.add(said, 0) == size_of(self.group)
         except Exception:  # nothing is known
             return True
+
+    def speakers_say(self, said: str, what: str) -> bool:
+        """Return whether all ranks that said something when this rank has `said` its part say `what` now.
+
+        Others than this one must have said something, and all must call it. Waits a moment for them.
+        """
+        store, step = self._store(), said.rpartition("/")[0]
+        with contextlib.suppress(Exception):
+            num_speakers = 0 if store is None else store.add(self._topic(said), 0)
+            if store is None or num_speakers < 2:
+                return False
+            store.add(f"{step}/{what}", 1)
+            store.add(f"{step}/answers", 1)
+            end = time.monotonic() + _STORE_ANSWERS_S
+            while store.add(f"{step}/answers", 0) < num_speakers and time.monotonic() < end:
+                time.sleep(0.01)
+            return bool(store.add(f"{step}/{what}", 0) == num_speakers)
+        return False
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""

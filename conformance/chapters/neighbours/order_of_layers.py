@@ -28,13 +28,17 @@ _ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 class _InOrder(nn.Module):
-    """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None."""
+    """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None.
 
-    def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
+    With `talks`, its rank 0 sends each of them to rank 1, too.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None, *, talks: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.sums: list[Tensor] = []
         self._group = group
+        self._talks = talks
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
         """Return as many rows and columns as `rows` has."""
@@ -48,14 +52,18 @@ class _InOrder(nn.Module):
         total = gradient.clone()
         dist.all_reduce(total, group=self._group)
         self.sums.append(total)
+        if self._talks and dist.get_rank(self._group) == 0:
+            dist.send(total, group=self._group, group_dst=1)
+        elif self._talks and dist.get_rank(self._group) == 1:
+            dist.recv(total, group=self._group, group_src=0)
 
 
 @program("order_of_layers", invariants=("leaves_no_trace",))
 def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
-    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `refusable`, whether a DDP may raise where each
-    rank has an order of its own. Observes the gradients of every step and the user's sums. All ranks run it.
+    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks`; `refusable`, whether a DDP may raise
+    where each rank has an order of its own. Observes the gradients of every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
     may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
@@ -68,7 +76,7 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
     inner = nn.ModuleList(layers).to(ctx.device)
     model: Any
     if of == "layers":
-        whole = _InOrder(layers, ctx.process_group)
+        whole = _InOrder(layers, ctx.process_group, talks=ctx.arguments.get("talks", False))
         model = ctx.wrap(whole)
     else:
         model = whole = _InOrder([ctx.wrap(layer) for layer in layers], None)

@@ -281,6 +281,9 @@ def _orders_of_layers() -> Iterator[Scenario]:
         changed = arguments(of=OF[2], order=OWN_ORDERS[0])  # in orders of their own ranks would wait for each other
         for scenario in _grid("NEIGH-19", "backwards", "order_of_layers", (2, 3), changed, way):
             yield scenario.replace(needs=_needs(scenario.options, {}))
+        talking = arguments("talking", of=OF[0], order=OWN_ORDERS[0], talks=True)  # two of three ranks
+        for scenario in _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, capped("", 1 / 2**20)):
+            yield scenario.replace(needs=_needs(scenario.options, {}))
     # What communicates is as long as a bucket, or longer.
     always = arguments(of="layers", order="own", refusable=False)
     for size in (arguments("as-long", num_rows=3), arguments("longer", num_rows=5)):
