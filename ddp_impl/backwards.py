@@ -198,10 +198,14 @@ def end_alone(participant: Participant) -> None:
 
 @dataclass
 class Tally:
-    """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own."""
+    """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
+
+    `first`: how many it had begun before their first bucket left; None until then.
+    """
 
     before: int = 0
     own: int = 0
+    first: int | None = None
 
 
 class _Backward:

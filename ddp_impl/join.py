@@ -94,6 +94,7 @@ class DDPJoinHook(JoinHook):
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
+        ddp.reducer.reduction.order.is_paused = True
         with ddp.reducer.between_backwards("how many ranks still have data"):
             num_syncing = num_syncing_with_others(ddp.process_group, ddp.device)
         if num_syncing:

@@ -294,8 +294,8 @@ def left_at(places: Sequence[int]) -> str:
     """Return what a rank tells of where its buckets left."""
     num_sent, *numbers = map(str, places)
     return (
-        f"sent its buckets behind {enumerate_names(numbers)} of the group's other collectives and buckets of this "
-        f"backward, and behind {num_sent} buckets of other wrappers since its last backward"
+        f"sent its buckets behind {enumerate_names(numbers)} collectives of the group since the first one of this "
+        f"backward, which left behind {num_sent} buckets of other wrappers since its last backward"
     )
 
 

@@ -4,8 +4,8 @@ A hook of the user's that communicates within backward, and another wrapper, com
 Where a rank's graph runs its layers in another order, a bucket would meet what is none, and both would be sums of what
 does not belong together, without a word (pytorch/pytorch#72843).
 
-A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the backward's
-begin, are their *places*, and how many buckets of other wrappers have left since its own last ones stands before them.
+A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the
+backward's first bucket of the group, are their *places*, and how many buckets of other wrappers have left since its own last ones stands before them.
 A rank tells the others nothing as long as its places are those of the iteration before. When they are new, it says so
 in the group's store before its last bucket leaves. When it has the averages, each rank has either said so too, or had
 no new ones; and unless all have said the same, some bucket has met another collective.
@@ -116,7 +116,10 @@ class OrderCheck:
         num_sent[self._device] += 1
         if is_last:
             self._num_sent_then = num_sent[self._device]
-        self._places.append(self._count() - self._tally.before)
+        num_begun = self._count()
+        if self._tally.first is None:
+            self._tally.first = num_begun
+        self._places.append(num_begun - self._tally.first)
         if is_last and self._places != self._agreed:
             self._said = self._peers.say(hashlib.sha256(repr(self._places).encode()).hexdigest()[:16])
 

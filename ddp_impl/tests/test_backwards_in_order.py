@@ -48,7 +48,7 @@ def test_ranks_that_run_backwards_in_different_orders_raise(tmp_path: Path) -> N
 def test_a_rank_that_changes_its_order_later_says_so(tmp_path: Path) -> None:
     _, error = run_ranks(_train_later, 2, tmp_path)
     assert "[rank 1] the ranks' collectives came in different orders" in error
-    assert "behind 2 buckets of other wrappers since its last backward" in error or "behind 0 buckets" in error
+    assert "buckets of other wrappers since its last backward" in error
 
 
 def test_a_rank_with_a_comm_hook_that_runs_another_backward_than_rank_0_says_so(tmp_path: Path) -> None:
