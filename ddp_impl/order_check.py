@@ -4,11 +4,12 @@ A hook of the user's that communicates within backward, and another wrapper, com
 Where a rank's graph runs its layers in another order, a bucket would meet what is none, and both would be sums of what
 does not belong together, without a word (pytorch/pytorch#72843).
 
-A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the
-backward's first bucket of the group, are their *places*, and how many buckets of other wrappers have left since its own last ones stands before them.
-A rank tells the others nothing as long as its places are those of the iteration before. When they are new, it says so
-in the group's store before its last bucket leaves. When it has the averages, each rank has either said so too, or had
-no new ones; and unless all have said the same, some bucket has met another collective.
+A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the backward's
+first bucket of the group, are their *places*; how many buckets of other wrappers have left since its own last ones
+stands before them. A rank tells the others nothing as long as its places are those of the iteration before. When they
+are new, it says so in the group's store before its last bucket leaves. When it has the averages, each rank has either
+said so too, or had no new ones. Unless all have said the same, those that have spoken compare their averages: if they
+differ, or nobody else has spoken, some bucket has met another collective.
 
 With `find_unused_parameters` ranks tell each other more, and no bucket leaves before they know that it may: `early`.
 """
@@ -27,10 +28,12 @@ from torch import Tensor
 
 from ddp_impl import messages
 from ddp_impl.backwards import Tally
-from ddp_impl.bucket import Bucket
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in
 from ddp_impl.peers import Peers
+
+Members = Sequence[ManagedParameter]
 
 #: So many bytes of a digest ranks send each other.
 _NUM_BYTES = 4
@@ -61,8 +64,10 @@ class OrderCheck:
         self._places: list[int] = []
         self._tally = Tally()
         self._filled: Mapping[int, int] = {}
-        self._sure: list[Bucket] = []  # in the last iteration, all of whose gradients every rank was sure of
-        self._trusted: set[Bucket] = set()
+        # Of the buckets whose gradients every rank was sure of in the last iteration, the members by index; and by
+        # identity those that may leave early: not the buckets, which have storage.
+        self._sure: dict[int, Members] = {}
+        self._trusted: dict[int, Members] = {}
         self._is_own = False  # ranks have come to different places
         self._num_sent_then = _num_sent.get(peers.group, Counter())[device]
         self._said: str | None = None
@@ -90,7 +95,7 @@ class OrderCheck:
 
     def digest(self) -> bytes:
         """Return a few bytes that are alike on all ranks if the buckets that all were sure of could leave alike."""
-        found = [(bucket.index, self._filled.get(bucket.index)) for bucket in self._sure]
+        found = [(index, self._filled.get(index)) for index in self._sure]
         return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
 
     def early(self, sure: Sequence[bool], alike: bool, buckets: Sequence[Bucket]) -> list[bool]:
@@ -100,10 +105,14 @@ class OrderCheck:
         may leave within a backward if it could have left alike in an earlier one. If others could not, none leaves.
         """
         self._is_own |= not alike
-        self._trusted = self._trusted.union(self._sure).intersection(buckets)  # no earlier ones
-        self._sure = [bucket for bucket in buckets if all(sure[member.index] for member in bucket.members)]
-        may_leave = [] if self._is_own else [bucket for bucket in self._sure if bucket in self._trusted]
-        indices = {member.index for bucket in may_leave for member in bucket.members}
+        trusted = self._trusted | {id(members): members for members in self._sure.values()}
+        present = {id(bucket.members) for bucket in buckets}
+        self._trusted = {key: members for key, members in trusted.items() if key in present}
+        self._sure = {
+            bucket.index: bucket.members for bucket in buckets if all(sure[member.index] for member in bucket.members)
+        }
+        may_leave = [] if self._is_own else [held for held in self._sure.values() if id(held) in self._trusted]
+        indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(sure))]
 
     def leaves(self, *, is_last: bool) -> None:
