@@ -109,8 +109,8 @@ class BucketReduction:
         forecast, self.iteration.forecast = self.iteration.forecast, None
         if forecast is not None:
             with self.awaiting_usage():
-                sure, alike = forecast.result()
-            self.hold_back(self.order.early(sure, alike, self.buckets))
+                told = forecast.result()
+            self.hold_back(self.order.early(told, self.buckets))
 
     def fills(self, bucket: int) -> None:
         """Take note that a bucket has all its gradients."""
@@ -232,8 +232,8 @@ class BucketReduction:
         self.usage.unused = set(range(len(self.members)))
         if self.ranks_may_differ:
             with self.awaiting_usage():
-                sure, alike = self._forecast(None).result()
-            self.hold_back(self.order.early(sure, alike, self.buckets))
+                told = self._forecast(None).result()
+            self.hold_back(self.order.early(told, self.buckets))
         first_late = len(self.buckets) - self.state.num_late
         for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
             if place == first_late:

@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from ddp_impl import collectives
+from ddp_impl.groups import size_of
 from ddp_impl.torch_internals.distributed import reduces_on_host
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all ranks know: `sure[i]`, that parameter i gets a gradient; whether their digests are `alike`.
+
+    `by_all`: no rank is without data.
+    """
+
+    sure: list[bool]
+    alike: bool
+    by_all: bool
 
 
 class Forecast:
@@ -37,7 +51,7 @@ class Forecast:
         device: torch.device,
     ) -> None:
         """Start the exchange."""
-        self._num_parameters = num_parameters
+        self._num_parameters, self._num_ranks = num_parameters, size_of(group)
         # All have the same number if the square of the sum is the sum of the squares times the ranks.
         told = [*(coming or ()), True, *digest, *(byte * byte for byte in digest)]
         if coming is None:
@@ -51,12 +65,13 @@ class Forecast:
                 self._flags = flags.pin_memory().to(device, non_blocking=True)
                 self._work = collectives.all_reduce_sum(self._flags, group)
 
-    def result(self) -> tuple[list[bool], bool]:
-        """Wait for all ranks; return for each parameter whether all are sure of it, and whether their digests agree."""
+    def result(self) -> Told:
+        """Wait for all ranks; return what they have told."""
         with self._stream or nullcontext():
             collectives.finished(self._work, "all_reduce", [self._flags])
             counts = self._flags.tolist()
         num_telling, digests = counts[self._num_parameters], counts[self._num_parameters + 1 :]
         sums, squares = digests[: len(digests) // 2], digests[len(digests) // 2 :]
         alike = all(total * total == num_telling * square for total, square in zip(sums, squares, strict=True))
-        return [count == num_telling for count in counts[: self._num_parameters]], alike
+        sure = [count == num_telling for count in counts[: self._num_parameters]]
+        return Told(sure, alike, num_telling == self._num_ranks)

@@ -30,6 +30,7 @@ from ddp_impl import messages
 from ddp_impl.backwards import Tally
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
+from ddp_impl.forecast import Told
 from ddp_impl.groups import rank_in
 from ddp_impl.peers import Peers
 
@@ -69,7 +70,7 @@ class OrderCheck:
         self._sure: dict[int, Members] = {}
         self._trusted: dict[int, Members] = {}
         self._is_own = False  # ranks have come to different places
-        self._num_sent_then = _num_sent.get(peers.group, Counter())[device]
+        self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
         self._said: str | None = None
         self.is_paused = False
 
@@ -98,22 +99,26 @@ class OrderCheck:
         found = [(index, self._filled.get(index)) for index in self._sure]
         return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
 
-    def early(self, sure: Sequence[bool], alike: bool, buckets: Sequence[Bucket]) -> list[bool]:
-        """Return for each parameter whether its gradient is `sure` to come on every rank, in a bucket that may leave.
+    def early(self, told: Told, buckets: Sequence[Bucket]) -> list[bool]:
+        """Return for each parameter whether its gradient is sure to come on every rank, in a bucket that may leave.
 
-        `alike`: the ranks' digests are. Every rank must call it with the same arguments, when it knows them. A bucket
-        may leave within a backward if it could have left alike in an earlier one. If others could not, none leaves.
+        Every rank must call it with the same arguments, when it knows them. A bucket may leave within a backward if it
+        could have left alike in an earlier one. If others could not, none leaves. An iteration in which a rank has no
+        data says nothing of it.
         """
-        self._is_own |= not alike
+        self._is_own |= not told.alike
         trusted = self._trusted | {id(members): members for members in self._sure.values()}
         present = {id(bucket.members) for bucket in buckets}
         self._trusted = {key: members for key, members in trusted.items() if key in present}
-        self._sure = {
-            bucket.index: bucket.members for bucket in buckets if all(sure[member.index] for member in bucket.members)
+        sure: dict[int, Members] = {
+            bucket.index: bucket.members
+            for bucket in buckets
+            if all(told.sure[member.index] for member in bucket.members)
         }
-        may_leave = [] if self._is_own else [held for held in self._sure.values() if id(held) in self._trusted]
+        self._sure = sure if told.by_all else {}
+        may_leave = [] if self._is_own else [members for members in sure.values() if id(members) in self._trusted]
         indices = {member.index for members in may_leave for member in members}
-        return [index in indices for index in range(len(sure))]
+        return [index in indices for index in range(len(told.sure))]
 
     def leaves(self, *, is_last: bool) -> None:
         """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places."""

@@ -20,6 +20,7 @@ from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.forecast import Told
 from ddp_impl.local_backward import LocalBackward
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.order_check import OrderCheck
@@ -295,11 +296,9 @@ def ComparesPlacesAlone(order: OrderCheck, check: Call, averages: Sequence[Tenso
 
 
 @replaces(OrderCheck, "early")
-def LeavesBeforeItKnows(
-    order: OrderCheck, early: Call, sure: Sequence[bool], alike: bool, buckets: Sequence[Any]
-) -> list[bool]:
+def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Sequence[Any]) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
-    return list(sure)
+    return told.sure
 
 
 @replaces(OrderCheck, "leaves")
