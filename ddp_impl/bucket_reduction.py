@@ -292,7 +292,7 @@ class BucketReduction:
             self._wait_for(bucket)
         if self.iteration.refusal is not None:
             raise self.iteration.refusal
-        if self.order.is_new:
+        if self.order.is_new and self.usage.num_new == 1:
             raise self.order.met_others()
         raise self.parts.error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 

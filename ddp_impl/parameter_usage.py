@@ -32,7 +32,8 @@ class ParameterUsage:
     `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that earlier backwards
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
     it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_refusing`: how many ranks
-    said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that.
+    said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that;
+    `num_new`: how many said that their buckets left elsewhere than before.
     `promise`: what ranks know of a static graph; None until they do.
     `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
 
@@ -49,7 +50,7 @@ class ParameterUsage:
         self.is_exchanged = False
         self.promise: Promise | None = None
         self.follows_local = False
-        self.num_refusing = self.num_reading = 0
+        self.num_refusing = self.num_reading = self.num_new = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work, bool] | None = None
@@ -156,10 +157,10 @@ class ParameterUsage:
 
     def _take(self, counts: list[int]) -> None:
         num_parameters = self._num_parameters
-        self._num_users, (self.num_refusing, self.num_reading, num_new) = (
+        self._num_users, (self.num_refusing, self.num_reading, self.num_new) = (
             counts[:num_parameters], counts[num_parameters : num_parameters + 3]
         )  # fmt: skip
-        if num_new == 1 < self._num_ranks:
+        if self.num_new == 1 < self._num_ranks:
             self.num_refusing = max(1, self.num_refusing)
         if learnt := counts[num_parameters + 3 :]:
             using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
