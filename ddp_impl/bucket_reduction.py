@@ -91,10 +91,8 @@ class BucketReduction:
         """
         if self.iteration.num_forwards != 1:
             coming = [False] * len(coming)
-        num_begun = self.order.now()
-        with self.awaiting_usage():
+        with self.order.own(), self.awaiting_usage():
             self.iteration.forecast = self._forecast(coming)
-        self.order.were_own(num_begun)
         self.iteration.has_forecast = True
 
     def _forecast(self, coming: Sequence[bool] | None) -> Forecast:
@@ -147,10 +145,8 @@ class BucketReduction:
         """
         if self.options.skip_all_reduce_unused_params and self.ranks_may_differ:
             self._forget_dropped(self.usage.unused)
-            num_begun = self.order.now()
-            with self.awaiting_usage():
+            with self.order.own(), self.awaiting_usage():
                 self._skip_unused(self.usage.used_anywhere(self.group, self.device))
-            self.order.were_own(num_begun)
 
     def awaiting_usage(self) -> AbstractContextManager[None]:
         """Return a context for what ranks exchange about the use of parameters in a backward."""
@@ -214,17 +210,14 @@ class BucketReduction:
         if not self.iteration.in_flight:
             self.telemetry.current.first_launch = Moment.now()
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
-        num_begun = self.order.now()
         if self.comm_hook is None:
-            with self.peers.awaiting("backward", partial(self._called, bucket)):
+            with self.order.own(), self.peers.awaiting("backward", partial(self._called, bucket)):
                 self.order.leaves(is_last=bucket.index == last)
                 self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
-            self.order.were_own(num_begun)
             return
         given = GradBucket(bucket, buffer, bucket.index == last)
-        with self.peers.communicating("backward", partial(self._called, bucket)):
+        with self.order.own(), self.peers.communicating("backward", partial(self._called, bucket)):
             self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self.here()))
-        self.order.were_own(num_begun)
 
     def contribute_zeros(self) -> None:
         """Send zeros in the place of every bucket: this rank has no data."""

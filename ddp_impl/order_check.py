@@ -20,7 +20,8 @@ import ctypes
 import hashlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -71,7 +72,7 @@ class OrderCheck:
         self._trusted: dict[int, Members] = {}
         self._is_own = False  # ranks have come to different places
         self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
-        self._said: str | None = None
+        self._said = ""
         self.is_paused = False
 
     def now(self) -> int:
@@ -80,14 +81,17 @@ class OrderCheck:
 
     def backward_begins(self, tally: Tally) -> None:
         """Count places from the begin of the backward that `tally` is of."""
-        self._tally, self._places, self._said = tally, [], None
+        self._tally, self._places, self._said = tally, [], ""
 
     def num_others(self) -> int:
         """Return how many collectives the group has begun in this backward that are no wrapper's."""
         return self.now() - self._tally.before - self._tally.own
 
-    def were_own(self, num_begun: int) -> None:
-        """Take note that the group's collectives are a wrapper's since it had begun so many."""
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Count the group's collectives that the block begins as a wrapper's own."""
+        num_begun = self.now()
+        yield
         self._tally.own += self.now() - num_begun
 
     def iteration_ends(self, filled: Mapping[int, int]) -> None:
@@ -135,12 +139,13 @@ class OrderCheck:
             self._tally.first = num_begun
         self._places.append(num_begun - self._tally.first)
         if is_last and self._places != self._agreed:
-            self._said = self._peers.say(hashlib.sha256(repr(self._places).encode()).hexdigest()[:16])
+            told = hashlib.sha256(repr(self._places).encode()).hexdigest()[:16]
+            self._said = told if self._peers.say(told) else ""
 
     @property
     def is_new(self) -> bool:
         """Whether places are new in this backward, as this rank has told the others."""
-        return self._said is not None
+        return bool(self._said)
 
     def met_others(self) -> ReductionError:
         """Return the error for buckets that have met other collectives; it tells what other ranks say of theirs."""
@@ -153,12 +158,12 @@ class OrderCheck:
         The host waits for them where places are new. Where ranks' places are not alike, they compare their averages:
         some backends number messages, too, which some ranks send each other.
         """
-        if self._said is None:
+        if not self._said:
             return
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
-        said, self._said = self._said, None
-        if self._peers.all_say(said) or self._peers.speakers_say(said, _digest_of(averages)):
+        said, self._said = self._said, ""
+        if self._peers.all_say(said) or self._peers.speakers_say(_digest_of(averages)):
             self._agreed = self._places
             return
         with self._peers.awaiting("backward", messages.PLACES):

@@ -71,7 +71,7 @@ class Peers:
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
-        self._said: str | None = None  # the last that `all_say` was asked for
+        self._said: tuple[str, ...] = ()  # the keys of the last step in which `all_say` was asked
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
         self.number = 0 if copy_of else _count(group)
@@ -191,51 +191,52 @@ class Peers:
             with contextlib.suppress(Exception):  # the error that is being raised matters more
                 store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
 
-    def say(self, what: str) -> str | None:
-        """Count this rank among those that say `what` in this step; return what `all_say` takes, or None: no store."""
-        key, store = f"ddp_impl/{self._name}/{self.step}/{what}", self._store()
-        if store is not None:
-            with contextlib.suppress(Exception):  # the step needs no store
-                store.add(self._topic(key), 1)
-                store.add(key, 1)
-                return key
-        return None
+    def say(self, what: str) -> bool:
+        """Count this rank among those that say `what` in this step; return whether it could: there may be no store."""
+        store = self._store()
+        if store is None:
+            return False
+        with contextlib.suppress(Exception):  # the step needs no store
+            store.add(self._of_step("speakers"), 1)
+            store.add(self._of_step(what), 1)
+            return True
+        return False
 
-    @staticmethod
-    def _topic(key: str) -> str:
-        return f"{key.rpartition('/')[0]}/speakers"
-
-    def all_say(self, said: str) -> bool:
-        """Return whether all ranks have said by now what this rank has `said`; all must be in this step."""
+    def all_say(self, what: str) -> bool:
+        """Return whether all ranks have said `what` by now, as this rank has; all must be in this step."""
         store = self._store()
         if store is None:
             return True
-        if rank_in(self.group) == 0 and self._said is not None:  # all have read what they said in an earlier step
+        for key in self._said if rank_in(self.group) == 0 else ():  # all have read what they said in an earlier step
             with contextlib.suppress(Exception):
-                store.delete_key(self._said)
-        self._said = said
+                store.delete_key(key)
+        self._said = (self._of_step("speakers"), self._of_step(what))
         try:
-            return store.add(said, 0) == size_of(self.group)
+            return store.add(self._of_step(what), 0) == size_of(self.group)
         except Exception:  # nothing is known
             return True
 
-    def speakers_say(self, said: str, what: str) -> bool:
-        """Return whether all ranks that said something when this rank has `said` its part say `what` now.
+    def speakers_say(self, what: str) -> bool:
+        """Return whether all ranks that have said something in this step, as this rank has, say `what` now.
 
-        Others than this one must have said something, and all must call it. Waits a moment for them.
+        There must be others that have, and all of them must call it. Waits a moment for them: a store has no call that
+        waits for a number.
         """
-        store, step = self._store(), said.rpartition("/")[0]
+        store = self._store()
         with contextlib.suppress(Exception):
-            num_speakers = 0 if store is None else store.add(self._topic(said), 0)
+            num_speakers = 0 if store is None else store.add(self._of_step("speakers"), 0)
             if store is None or num_speakers < 2:
                 return False
-            store.add(f"{step}/{what}", 1)
-            store.add(f"{step}/answers", 1)
+            store.add(self._of_step(what), 1)
+            store.add(self._of_step("answers"), 1)
             end = time.monotonic() + _STORE_ANSWERS_S
-            while store.add(f"{step}/answers", 0) < num_speakers and time.monotonic() < end:
+            while store.add(self._of_step("answers"), 0) < num_speakers and time.monotonic() < end:
                 time.sleep(0.01)
-            return bool(store.add(f"{step}/{what}", 0) == num_speakers)
+            return bool(store.add(self._of_step(what), 0) == num_speakers)
         return False
+
+    def _of_step(self, what: str) -> str:
+        return f"ddp_impl/{self._name}/{self.step}/{what}"
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""

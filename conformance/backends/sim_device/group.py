@@ -230,7 +230,7 @@ class SimGroup(dist.ProcessGroup):
             staged: dict[int, Tensor] = {}
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
-            inners = self._carry_out(method, arguments)
+            inners = self._carry_out(method, arguments)  # first: what gloo refuses has touched no memory
             self._sim.launch(operation, inputs, outputs)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)

@@ -285,7 +285,7 @@ def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str
 @replaces(OrderCheck, "check")
 def NeverComparesPlaces(order: OrderCheck, check: Call, averages: Sequence[Tensor]) -> None:
     """BUG: where ranks run layers or wrappers in different orders, what has met another collective is handed out."""
-    order._said = None
+    order._said = ""
 
 
 @replaces(OrderCheck, "check")

@@ -45,6 +45,7 @@ _grid = Grid("neighbours", ENDS_SOON)
 
 #: Every pair of layers is a bucket, or every two pairs are, or all are one.
 _PAIR = capped("", PAIR_BYTES / 2**20)
+_LAYER = capped("", 1 / 2**20)
 _TWO_PAIRS = capped("two-pairs", 2 * PAIR_BYTES / 2**20)
 _WHOLE = PLAIN.named("whole")
 _BUCKETS = (_PAIR, _TWO_PAIRS, _WHOLE)
@@ -274,21 +275,27 @@ def _unfrozen_parts() -> Iterator[Scenario]:
 
 def _orders_of_layers() -> Iterator[Scenario]:
     """Layers and wrappers in an order that is perhaps the rank's own, with collectives between them."""
+    for scenario in (*_orders_refusable(), *_orders_averaged()):
+        yield scenario.replace(needs=_needs(scenario.options, {}))
+
+
+def _orders_refusable() -> Iterator[Scenario]:
     of, orders = each("of", OF[:2]), each("order", OWN_ORDERS)
+    talking = arguments("talking", of=OF[0], order=OWN_ORDERS[0], talks=True)  # two of three ranks
+    changed = arguments(
+        "backwards", of=OF[2], order=OWN_ORDERS[0]
+    )  # in their own orders ranks would wait for each other
     for way in (_PLAIN, _FIND, VIEW):
-        for scenario in _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, capped("", 1 / 2**20)):
-            yield scenario.replace(needs=_needs(scenario.options, {}))
-        changed = arguments(of=OF[2], order=OWN_ORDERS[0])  # in orders of their own ranks would wait for each other
-        for scenario in _grid("NEIGH-19", "backwards", "order_of_layers", (2, 3), changed, way):
-            yield scenario.replace(needs=_needs(scenario.options, {}))
-        talking = arguments("talking", of=OF[0], order=OWN_ORDERS[0], talks=True)  # two of three ranks
-        for scenario in _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, capped("", 1 / 2**20)):
-            yield scenario.replace(needs=_needs(scenario.options, {}))
-    # What communicates is as long as a bucket, or longer.
-    always = arguments(of="layers", order="own", refusable=False)
-    for size in (arguments("as-long", num_rows=3), arguments("longer", num_rows=5)):
-        for way in (_FIND, VIEW | _FIND):
-            yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, size, way, capped("", 1 / 2**20))
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), changed, way)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, _LAYER)
+
+
+def _orders_averaged() -> Iterator[Scenario]:
+    """Yield orders of the ranks' own with collectives in between, as long as a bucket or longer."""
+    always = arguments(of=OF[0], order=OWN_ORDERS[1], refusable=False)
+    sizes = arguments("as-long", num_rows=3), arguments("longer", num_rows=5)
+    yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, sizes, (_FIND, VIEW | _FIND), _LAYER)
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
