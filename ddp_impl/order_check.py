@@ -124,9 +124,17 @@ class OrderCheck:
         indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(told.sure))]
 
-    def leaves(self, *, is_last: bool) -> None:
-        """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places."""
+    def leaves(self, *, is_last: bool, by_hook: bool) -> None:
+        """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places.
+
+        Of one that leaves by a comm hook nothing is compared: its average may be there before other ranks have spoken.
+        """
         if self._count is None or self.is_paused:
+            return
+        num_begun = self._count()
+        if self._tally.first is None:
+            self._tally.first = num_begun
+        if by_hook:
             return
         num_sent = _num_sent.setdefault(self._peers.group, Counter())
         if not self._places:  # wrappers' own backwards have an order, too
@@ -134,9 +142,6 @@ class OrderCheck:
         num_sent[self._device] += 1
         if is_last:
             self._num_sent_then = num_sent[self._device]
-        num_begun = self._count()
-        if self._tally.first is None:
-            self._tally.first = num_begun
         self._places.append(num_begun - self._tally.first)
         if is_last and self._places != self._agreed:
             told = hashlib.sha256(repr(self._places).encode()).hexdigest()[:16]

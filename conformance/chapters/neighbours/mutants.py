@@ -302,8 +302,8 @@ def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Seq
 
 
 @replaces(OrderCheck, "leaves")
-def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool) -> None:
+def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, by_hook: bool) -> None:
     """BUG: a bucket may not leave elsewhere than in the iteration before, though all ranks have changed alike."""
-    leaves(is_last=is_last)
+    leaves(is_last=is_last, by_hook=by_hook)
     if is_last and order._agreed and order._places != order._agreed:
         raise order._error("the order of collectives has changed")
