@@ -200,12 +200,14 @@ def end_alone(participant: Participant) -> None:
 class Tally:
     """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
 
-    `first`: how many it had begun before their first bucket left; None until then.
+    `first`: how many it had begun before their first bucket left; None until then. `num_gradients`: how many gradients
+    have come to wrappers that learn from this backward and expect the same ones on all ranks.
     """
 
     before: int = 0
     own: int = 0
     first: int | None = None
+    num_gradients: int = 0
 
 
 class _Backward:

@@ -59,8 +59,8 @@ class BucketPlanning:
         if self._device_times is not None and self.arrivals.learns_order:
             self._device_times.note(index)
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers) -> None:
-        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, compare: Callable[[], None]) -> None:
+        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from; `compare`.
 
         There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
         stages of a pipeline do, and they may run forwards of several wrappers in different orders.
@@ -71,6 +71,7 @@ class BucketPlanning:
         told = [peers.number, *self.arrivals.order]
         with peers.awaiting("backward", messages.order([member.name for member in self.members])):
             self._order_of_rank_0 = collectives.broadcast_integers(told, 1 + len(self.members), group, self._device)
+        compare()
 
     def rebuild(
         self, group: dist.ProcessGroup, peers: Peers, awaiting: Callable[[str], AbstractContextManager[None]]

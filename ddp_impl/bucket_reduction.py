@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ddp_impl import collectives, messages
+from ddp_impl.backwards import Tally
 from ddp_impl.bucket import Bucket, GradBucket
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
@@ -114,6 +115,33 @@ class BucketReduction:
         """Take note that a bucket has all its gradients."""
         self.iteration.filled[bucket] = self.order.num_others()
 
+    def gradient_came(self, index: int) -> None:
+        """Take note of a gradient, in an iteration that is learnt from."""
+        if self.arrivals.learns and not self.ranks_may_differ:
+            self.iteration.came[index] = self.order.gradient_came()
+
+    def compare_places(self) -> None:
+        """Find out whether gradients come in one order with other collectives on all ranks.
+
+        Every rank must call it once, behind an iteration that is learnt from.
+        """
+        if not self.ranks_may_differ:
+            with self.peers.awaiting("backward", messages.PLACES):
+                self.order.compare(self.iteration.came)
+
+    def iteration_begins(self) -> None:
+        """Hold back the buckets with gradients that do not come alike on every rank."""
+        if self.order.is_own:
+            self._hold_all_back()
+        elif self.usage.promise is not None:
+            self.hold_back(self.usage.promise.alike)
+
+    def backward_begins(self, tally: Tally, *, is_compiled: bool) -> None:
+        """Hold all back as long as their order is not known, if the backward has an end to wait for."""
+        self.order.backward_begins(tally)
+        if self.arrivals.learns and not is_compiled and not self.state.num_launched:
+            self._hold_all_back()
+
     def a_rank_refuses(self) -> bool:
         """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
         if not self.usage.is_agreeing:
@@ -131,6 +159,9 @@ class BucketReduction:
         if self.comm_hook is not None and late:
             late = set(range(min(late), len(self.buckets)))
         self.state.hold_back(late)
+
+    def _hold_all_back(self) -> None:
+        self.hold_back([False] * len(self.members))
 
     def _skip_unused(self, used: Sequence[bool]) -> None:
         """Let the buckets not leave at all of which no rank used a parameter."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ddp_impl import collectives
+from ddp_impl import agreement, collectives
 from ddp_impl.groups import size_of
 from ddp_impl.torch_internals.distributed import reduces_on_host
 
@@ -52,8 +52,7 @@ class Forecast:
     ) -> None:
         """Start the exchange."""
         self._num_parameters, self._num_ranks = num_parameters, size_of(group)
-        # All have the same number if the square of the sum is the sum of the squares times the ranks.
-        told = [*(coming or ()), True, *digest, *(byte * byte for byte in digest)]
+        told = [*(coming or ()), True, *agreement.to_sum(digest)]
         if coming is None:
             told = [0] * (num_parameters + 1 + 2 * len(digest))
         flags = torch.tensor(told, dtype=torch.int32, device="cpu")
@@ -70,8 +69,7 @@ class Forecast:
         with self._stream or nullcontext():
             collectives.finished(self._work, "all_reduce", [self._flags])
             counts = self._flags.tolist()
-        num_telling, digests = counts[self._num_parameters], counts[self._num_parameters + 1 :]
-        sums, squares = digests[: len(digests) // 2], digests[len(digests) // 2 :]
-        alike = all(total * total == num_telling * square for total, square in zip(sums, squares, strict=True))
+        num_telling = counts[self._num_parameters]
+        alike = all(agreement.are_alike(counts[self._num_parameters + 1 :], num_telling))
         sure = [count == num_telling for count in counts[: self._num_parameters]]
         return Told(sure, alike, num_telling == self._num_ranks)

@@ -32,7 +32,8 @@ class Iteration:
     must begin with this one.
     `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
     are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
-    `filled`: for each bucket that has all its gradients how many collectives of the user's its group had begun then.
+    `filled`: for each bucket that has all its gradients how many collectives of the user's its group had begun then;
+    `came`: for each parameter the place of its last gradient, in an iteration that is learnt from.
     `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
     exchange. `to_step`: the buckets whose averages were handed out when the backward ended, and which parameters some
     rank used.
@@ -47,6 +48,7 @@ class Iteration:
     has_forecast: bool = False
     in_flight: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
     filled: dict[int, int] = field(default_factory=dict)
+    came: dict[int, tuple[int, int]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     refusal: ReductionError | None = None
     to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)

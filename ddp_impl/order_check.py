@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl import messages
+from ddp_impl import agreement, collectives, messages
 from ddp_impl.backwards import Tally
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
@@ -47,7 +47,7 @@ class OrderCheck:
     """Compares the places of one wrapper's buckets over its ranks, which must build it alike.
 
     `count` returns how many collectives the group has begun, None where its backend does not number them: then nothing
-    is compared. Nor is anything where `is_paused`.
+    is compared. Nor is anything where `is_paused`. `is_own`: ranks have come to different places.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class OrderCheck:
         # identity those that may leave early: not the buckets, which have storage.
         self._sure: dict[int, Members] = {}
         self._trusted: dict[int, Members] = {}
-        self._is_own = False  # ranks have come to different places
+        self.is_own = False
+        self._num_gradients = 0
         self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
         self._said = ""
         self.is_paused = False
@@ -81,7 +82,7 @@ class OrderCheck:
 
     def backward_begins(self, tally: Tally) -> None:
         """Count places from the begin of the backward that `tally` is of."""
-        self._tally, self._places, self._said = tally, [], ""
+        self._tally, self._places, self._said, self._num_gradients = tally, [], "", 0
 
     def num_others(self) -> int:
         """Return how many collectives the group has begun in this backward that are no wrapper's."""
@@ -94,6 +95,29 @@ class OrderCheck:
         yield
         self._tally.own += self.now() - num_begun
 
+    def gradient_came(self) -> tuple[int, int]:
+        """Return behind how many of the user's collectives a gradient has come, and of other wrappers' gradients."""
+        others = self._tally.num_gradients - self._num_gradients
+        self._tally.num_gradients += 1
+        self._num_gradients += 1
+        return self.num_others(), others
+
+    def compare(self, came: Mapping[int, tuple[int, int]]) -> None:
+        """Find out whether ranks have come to different places; `came`: those of the last gradient of each parameter.
+
+        Every rank must call it; one that has no data agrees with all.
+        """
+        if self._count is None:
+            return
+        # Whether a wrapper hears of its backward before a hook on its output depends on what else this rank holds.
+        first = min((behind for behind, _ in came.values()), default=0)
+        found = sorted((index, behind - first, others) for index, (behind, others) in came.items())
+        told = [bool(came), *agreement.to_sum(_few_bytes(found) if came else bytes(_NUM_BYTES))]
+        totals = torch.tensor(told, dtype=torch.int32, device=self._device)
+        collectives.all_reduce_now(totals, self._peers.group)
+        num_telling, *sums = totals.tolist()
+        self.is_own |= not all(agreement.are_alike(sums, num_telling))
+
     def iteration_ends(self, filled: Mapping[int, int]) -> None:
         """Keep what `num_others` was when each bucket had all its gradients."""
         self._filled = filled
@@ -101,7 +125,7 @@ class OrderCheck:
     def digest(self) -> bytes:
         """Return a few bytes that are alike on all ranks if the buckets that all were sure of could leave alike."""
         found = [(index, self._filled.get(index)) for index in self._sure]
-        return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
+        return _few_bytes(found)
 
     def early(self, told: Told, buckets: Sequence[Bucket]) -> list[bool]:
         """Return for each parameter whether its gradient is sure to come on every rank, in a bucket that may leave.
@@ -110,7 +134,7 @@ class OrderCheck:
         could have left alike in an earlier one. If others could not, none leaves. An iteration in which a rank has no
         data says nothing of it.
         """
-        self._is_own |= not told.alike
+        self.is_own |= not told.alike
         trusted = self._trusted | {id(members): members for members in self._sure.values()}
         present = {id(bucket.members) for bucket in buckets}
         self._trusted = {key: members for key, members in trusted.items() if key in present}
@@ -120,7 +144,7 @@ class OrderCheck:
             if all(told.sure[member.index] for member in bucket.members)
         }
         self._sure = sure if told.by_all else {}
-        may_leave = [] if self._is_own else [members for members in sure.values() if id(members) in self._trusted]
+        may_leave = [] if self.is_own else [members for members in sure.values() if id(members) in self._trusted]
         indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(told.sure))]
 
@@ -173,6 +197,10 @@ class OrderCheck:
             return
         with self._peers.awaiting("backward", messages.PLACES):
             raise self.met_others()
+
+
+def _few_bytes(found: object) -> bytes:
+    return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
 
 
 def _digest_of(tensors: Sequence[Tensor]) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl import collectives
+from ddp_impl import agreement, collectives
 from ddp_impl.groups import size_of
 from ddp_impl.torch_internals.distributed import reduces_on_host
 
@@ -81,9 +81,7 @@ class ParameterUsage:
         reads = device.type == "cpu" or refuses or is_new or learnt is not None or not self.unused <= self.used_locally
         told: list[int] = [*self._used(self.used_locally), refuses, reads, is_new]
         if learnt is not None:
-            # All ranks have the same number if the square of the sum is the sum of the squares times the ranks.
-            times = [min(number, _MOST_TIMES) for number in learnt]
-            told += [*self._used(), *times, *(number * number for number in times)]
+            told += [*self._used(), *agreement.to_sum([min(number, _MOST_TIMES) for number in learnt])]
         self._num_ranks = size_of(group)
         flags = _on_device(torch.tensor(told, dtype=torch.int32, device="cpu"), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group), reads)
@@ -163,10 +161,9 @@ class ParameterUsage:
         if self.num_new == 1 < self._num_ranks:
             self.num_refusing = max(1, self.num_refusing)
         if learnt := counts[num_parameters + 3 :]:
-            using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
             self.promise = Promise(
-                used=[count > 0 for count in using],
-                alike=[num * num == self._num_ranks * square for num, square in zip(times, squares, strict=True)],
+                used=[count > 0 for count in learnt[:num_parameters]],
+                alike=agreement.are_alike(learnt[num_parameters:], self._num_ranks),
             )
 
     def _used(self, used_before: Collection[int] = ()) -> list[bool]:

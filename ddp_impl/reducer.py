@@ -38,7 +38,6 @@ further rules; of several forwards before one backward all buckets are late.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -336,8 +335,9 @@ class Reducer(ReducerSurface):
                 self._begin_backward()
             self.refuse_compiled_backward()
             self._handle(Event.GRADIENT)
-        ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
+        ready_ns = Moment.now().steady_ns - self.telemetry.current.backward_start.steady_ns
         self.planning.gradient_came(index)
+        self.reduction.gradient_came(index)
         if self.parts.early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
             self.parts.early_moves.came(index)
         if self.arrivals.take(index, ready_ns):
@@ -364,7 +364,7 @@ class Reducer(ReducerSurface):
         while self.reduction.iteration.to_step:
             self.reduction.step(*self.reduction.iteration.to_step.pop())
         # Behind what comm hooks communicate when a future of theirs is done.
-        self.planning.exchange_order(self.group, self.peers)
+        self.planning.exchange_order(self.group, self.peers, self.reduction.compare_places)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -397,14 +397,13 @@ class Reducer(ReducerSurface):
         self.usage.unused.clear()
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.reduction.options.static_graph)
-        if self.usage.promise is not None:
-            self.reduction.hold_back(self.usage.promise.alike)
+        self.reduction.iteration_begins()
         self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        order = self.reduction.order
-        order.backward_begins(backwards.join(self, self._ends.next(), order.now()))
+        tally = backwards.join(self, self._ends.next(), self.reduction.order.now())
+        self.reduction.backward_begins(tally, is_compiled=self._backward.is_compiled)
         self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self.parts.early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -195,11 +195,11 @@ class KnowsNoViews(Reducer):
 class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers) -> None:
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, compare: Callable[[], None]) -> None:
         pass
 
     def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
-        super().exchange_order(group, peers)
+        super().exchange_order(group, peers, lambda: None)
         super().rebuild(group, peers, awaiting)
 
 
@@ -299,6 +299,12 @@ def ComparesPlacesAlone(order: OrderCheck, check: Call, averages: Sequence[Tenso
 def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Sequence[Any]) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
     return told.sure
+
+
+@replaces(OrderCheck, "compare")
+def NeverLearnsItsOrder(order: OrderCheck, compare: Call, came: Mapping[int, tuple[int, int]]) -> None:
+    """BUG: ranks do not find out in what order gradients and other collectives come on the others."""
+    compare({})
 
 
 @replaces(OrderCheck, "leaves")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
@@ -62,8 +63,9 @@ class _InOrder(nn.Module):
 def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
-    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks`; `refusable`, whether a DDP may raise
-    where each rank has an order of its own. Observes the gradients of every step and the user's sums. All ranks run it.
+    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks`; `hook`, "ready" for a comm hook that
+    averages; `refusable`, whether a DDP may raise where each rank has an order of its own. Observes the gradients of
+    every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
     may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
@@ -75,11 +77,12 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
     layers = [with_integer_weights(nn.Linear(_WIDTH, _WIDTH, bias=False), ctx.scenario.seed, k) for k in range(3)]
     inner = nn.ModuleList(layers).to(ctx.device)
     model: Any
+    whole: Any
     if of == "layers":
         whole = _InOrder(layers, ctx.process_group, talks=ctx.arguments.get("talks", False))
-        model = ctx.wrap(whole)
+        model = _wrapped(ctx, whole)
     else:
-        model = whole = _InOrder([ctx.wrap(layer) for layer in layers], None)
+        model = whole = _InOrder([_wrapped(ctx, layer) for layer in layers], None)
 
     def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
         whole.sums.clear()
@@ -93,6 +96,13 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
         return {f"sum{index}": total for index, total in enumerate(whole.sums)}
 
     return run_steps(ctx, inner, model, step, _NUM_STEPS)
+
+
+def _wrapped(ctx: RankContext, module: nn.Module) -> Any:
+    wrapper = ctx.wrap(module)
+    if ctx.arguments.get("hook") == "ready":
+        wrapper.register_comm_hook(ctx.process_group, default_hooks.allreduce_hook)
+    return wrapper
 
 
 def _order(which: str, rank: int, step: int) -> Sequence[int]:

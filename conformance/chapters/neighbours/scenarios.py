@@ -276,7 +276,7 @@ def _unfrozen_parts() -> Iterator[Scenario]:
 def _orders_of_layers() -> Iterator[Scenario]:
     """Layers and wrappers in an order that is perhaps the rank's own, with collectives between them."""
     for scenario in (*_orders_refusable(), *_orders_averaged()):
-        yield scenario.replace(needs=_needs(scenario.options, {}))
+        yield scenario.replace(needs=_needs(scenario.options, scenario.arguments))
 
 
 def _orders_refusable() -> Iterator[Scenario]:
@@ -285,8 +285,10 @@ def _orders_refusable() -> Iterator[Scenario]:
     changed = arguments(
         "backwards", of=OF[2], order=OWN_ORDERS[0]
     )  # in their own orders ranks would wait for each other
+    hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
     for way in (_PLAIN, _FIND, VIEW):
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, steady, hooked, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), changed, way)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, _LAYER)
 
@@ -295,7 +297,8 @@ def _orders_averaged() -> Iterator[Scenario]:
     """Yield orders of the ranks' own with collectives in between, as long as a bucket or longer."""
     always = arguments(of=OF[0], order=OWN_ORDERS[1], refusable=False)
     sizes = arguments("as-long", num_rows=3), arguments("longer", num_rows=5)
-    yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, sizes, (_FIND, VIEW | _FIND), _LAYER)
+    ways = (_FIND, VIEW | _FIND, _STATIC, _STATIC | _FIND)
+    yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, sizes, ways, _LAYER)
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
