@@ -73,7 +73,7 @@ class BucketReduction:
         self.peers = peers
         self.divisor = size_of(group)
         count = counter_of(group, self.device) if self.divisor > 1 else None
-        self.order = OrderCheck(peers, self.device, count, self.parts.error)
+        self.order = OrderCheck(peers, self.device, count, [member.name for member in self.members], self.parts.error)
         self.usage.forget_agreements()
         self.post_backward_futures.clear()
         self.agreements.clear()
@@ -117,8 +117,8 @@ class BucketReduction:
 
     def gradient_came(self, index: int) -> None:
         """Take note of a gradient, in an iteration that is learnt from."""
-        if self.arrivals.learns and not self.ranks_may_differ:
-            self.iteration.came[index] = self.order.gradient_came()
+        if self.arrivals.learns:
+            self.iteration.came[index] = self.order.gradient_came(counts=not self.ranks_may_differ)
 
     def compare_places(self) -> None:
         """Find out whether gradients come in one order with other collectives on all ranks.
@@ -126,7 +126,7 @@ class BucketReduction:
         Every rank must call it once, behind an iteration that is learnt from.
         """
         if not self.ranks_may_differ:
-            with self.peers.awaiting("backward", messages.PLACES):
+            with self.peers.awaiting("backward", messages.places([member.name for member in self.members])):
                 self.order.compare(self.iteration.came)
 
     def iteration_begins(self) -> None:
@@ -323,7 +323,7 @@ class BucketReduction:
 
     def hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.order.iteration_ends(self.iteration.filled)
+        self.order.iteration_ends(self.iteration.filled, self.iteration.came)
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(self.iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
         reduced = [(bucket, self._wait_for(bucket)) for bucket in self._in_flight()]

@@ -73,6 +73,11 @@ def order(names: Sequence[str]) -> str:
     return f"rank 0's order of the gradients of {enumerate_names(names)}"
 
 
+def places(names: Sequence[str]) -> str:
+    """Return what ranks wait for when they compare the order in which the gradients of these parameters came."""
+    return f"whether all ranks have one order of the gradients of {enumerate_names(names)}"
+
+
 def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
     """Return the message for a backward that rank 0 ran of another wrapper of the group; both are numbers from 0."""
     return (
@@ -299,11 +304,11 @@ def left_at(places: Sequence[int]) -> str:
     )
 
 
-def met_others(rank: int, places: Sequence[int]) -> str:
+def met_others(rank: int, places: Sequence[int], names: Sequence[str]) -> str:
     """Return the message for buckets that have met other collectives; the words of other ranks follow."""
     return (
-        f"[rank {rank}] the ranks' collectives came in different orders: buckets of this wrapper have met other "
-        f"collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others did "
+        f"[rank {rank}] the ranks' collectives came in different orders: buckets of {enumerate_names(names)} have met "
+        f"other collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others did "
         "not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
         "such hooks, and each wrapper (process_group=), a group of their own (torch.distributed.new_group). Wrap the "
         "module anew before you go on."

@@ -4,12 +4,15 @@ A hook of the user's that communicates within backward, and another wrapper, com
 Where a rank's graph runs its layers in another order, a bucket would meet what is none, and both would be sums of what
 does not belong together, without a word (pytorch/pytorch#72843).
 
-A backend numbers what it communicates. The numbers that a wrapper's buckets leave with, counted from the backward's
-first bucket of the group, are their *places*; how many buckets of other wrappers have left since its own last ones
-stands before them. A rank tells the others nothing as long as its places are those of the iteration before. When they
-are new, it says so in the group's store before its last bucket leaves. When it has the averages, each rank has either
-said so too, or had no new ones. Unless all have said the same, those that have spoken compare their averages: if they
-differ, or nobody else has spoken, some bucket has met another collective.
+In the first iteration all buckets leave at the end of the backward, and ranks compare behind what each gradient came:
+`compare`. If their orders differ, all buckets go on leaving at the end.
+
+An order may change later. A backend numbers what it communicates. The numbers that a wrapper's buckets leave with,
+counted from the backward's first bucket of the group, are their *places*; how many buckets of other wrappers have left
+since its own last ones stands before them. A rank tells the others nothing as long as its places are those of the
+iteration before. When they are new, it says so in the group's store before its last bucket leaves. When it has the
+averages, each rank has either said so too, or had no new ones. Unless all have said the same, those that have spoken
+compare their averages: if they differ, or nobody else has spoken, some bucket has met another collective.
 
 With `find_unused_parameters` ranks tell each other more, and no bucket leaves before they know that it may: `early`.
 """
@@ -55,20 +58,24 @@ class OrderCheck:
         peers: Peers,
         device: torch.device,
         count: Callable[[], int] | None,
+        names: Sequence[str],
         error: Callable[[str], ReductionError],
     ) -> None:
-        """Begin without places; `error` makes of a message what is raised."""
+        """Begin without places; `names` are the parameters', and `error` makes of a message what is raised."""
         self._peers = peers
         self._device = device
         self._count = count
+        self._names = names
         self._error = error
         self._agreed: list[int] = []
         self._places: list[int] = []
         self._tally = Tally()
         self._filled: Mapping[int, int] = {}
+        self._came: Mapping[int, tuple[int, int]] = {}
         # Of the buckets whose gradients every rank was sure of in the last iteration, the members by index; and by
         # identity those that may leave early: not the buckets, which have storage.
         self._sure: dict[int, Members] = {}
+        self._sure_gradients: set[int] = set()
         self._trusted: dict[int, Members] = {}
         self.is_own = False
         self._num_gradients = 0
@@ -95,11 +102,14 @@ class OrderCheck:
         yield
         self._tally.own += self.now() - num_begun
 
-    def gradient_came(self) -> tuple[int, int]:
-        """Return behind how many of the user's collectives a gradient has come, and of other wrappers' gradients."""
+    def gradient_came(self, *, counts: bool) -> tuple[int, int]:
+        """Return behind how many of the user's collectives a gradient has come, and of other wrappers' that `counts`.
+
+        It does unless ranks may differ in which gradients come.
+        """
         others = self._tally.num_gradients - self._num_gradients
-        self._tally.num_gradients += 1
-        self._num_gradients += 1
+        self._tally.num_gradients += counts
+        self._num_gradients += counts
         return self.num_others(), others
 
     def compare(self, came: Mapping[int, tuple[int, int]]) -> None:
@@ -118,14 +128,21 @@ class OrderCheck:
         num_telling, *sums = totals.tolist()
         self.is_own |= not all(agreement.are_alike(sums, num_telling))
 
-    def iteration_ends(self, filled: Mapping[int, int]) -> None:
-        """Keep what `num_others` was when each bucket had all its gradients."""
-        self._filled = filled
+    def iteration_ends(self, filled: Mapping[int, int], came: Mapping[int, tuple[int, int]]) -> None:
+        """Keep what `num_others` was when each bucket had all its gradients.
+
+        `came`: likewise for each parameter, of an iteration that is learnt from; empty of any other.
+        """
+        self._filled, self._came = filled, came
 
     def digest(self) -> bytes:
-        """Return a few bytes that are alike on all ranks if the buckets that all were sure of could leave alike."""
-        found = [(index, self._filled.get(index)) for index in self._sure]
-        return _few_bytes(found)
+        """Return a few bytes that are alike on all ranks if the buckets that all were sure of could leave alike.
+
+        Of an iteration that was learnt from the same holds for the gradients that all were sure of.
+        """
+        of_buckets = [(index, self._filled.get(index)) for index in self._sure]
+        of_gradients = [(index, self._came[index][0]) for index in sorted(self._sure_gradients & self._came.keys())]
+        return _few_bytes((of_buckets, of_gradients))
 
     def early(self, told: Told, buckets: Sequence[Bucket]) -> list[bool]:
         """Return for each parameter whether its gradient is sure to come on every rank, in a bucket that may leave.
@@ -136,14 +153,19 @@ class OrderCheck:
         """
         self.is_own |= not told.alike
         trusted = self._trusted | {id(members): members for members in self._sure.values()}
-        present = {id(bucket.members) for bucket in buckets}
-        self._trusted = {key: members for key, members in trusted.items() if key in present}
+        learnt = self._sure_gradients if self._came else set()
+        self._trusted = {
+            key: bucket.members
+            for bucket in buckets
+            if (key := id(bucket.members)) in trusted or all(member.index in learnt for member in bucket.members)
+        }
         sure: dict[int, Members] = {
             bucket.index: bucket.members
             for bucket in buckets
             if all(told.sure[member.index] for member in bucket.members)
         }
         self._sure = sure if told.by_all else {}
+        self._sure_gradients = {index for index, is_sure in enumerate(told.sure) if is_sure} if told.by_all else set()
         may_leave = [] if self.is_own else [members for members in sure.values() if id(members) in self._trusted]
         indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(told.sure))]
@@ -179,7 +201,7 @@ class OrderCheck:
     def met_others(self) -> ReductionError:
         """Return the error for buckets that have met other collectives; it tells what other ranks say of theirs."""
         told = self._peers.exchange(messages.left_at(self._places))
-        return self._error(messages.met_others(rank_in(self._peers.group), self._places) + told)
+        return self._error(messages.met_others(rank_in(self._peers.group), self._places, self._names) + told)
 
     def check(self, averages: Sequence[Tensor]) -> None:
         """Raise `ReductionError` where buckets have met other collectives; all `averages` are on their way here.

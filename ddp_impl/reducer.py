@@ -17,15 +17,16 @@ backward reaches an output  all ranks run this backward                         
                                                                                     (`forecast`), by all wrappers
                                                                                     whose backward it is (`backwards`)
 a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
-                            iteration brings; with it: the forecast, and whether    same gradients of it, and all
-                            it could have left in one order in the last iteration   such before it have left, those of
-                                                                                    wrappers that were built later, too
+                            iteration brings, and whether in one order; with it:    same gradients of it, and all
+                            the forecast, and whether it could have left in one     such before it have left, those of
+                            order in the last iteration                             wrappers that were built later, too
                                                                                     (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
                                                                                     and what was used; wrappers in the
                                                                                     order of their construction
-all have handed out         this iteration is over on every rank that goes on       once rank 0's order, wrappers in
-                                                                                    the order of their construction
+all have handed out         this iteration is over on every rank that goes on       once rank 0's order, and whether
+                                                                                    it is every rank's, wrappers in the
+                                                                                    order of their construction
 ==========================  ======================================================  =================================
 
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out

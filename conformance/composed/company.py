@@ -8,6 +8,7 @@ from conformance.composed.choose import Choose
 from conformance.composed.features import BESIDE_TRAITS, KINDS_BESIDE, OPTIONS
 from conformance.composed.training import (
     EXCHANGES,
+    ORDERS,
     SIZES,
     TURNS,
     WHEN_IN_COMPANY,
@@ -19,6 +20,7 @@ from conformance.composed.training import (
     may_miss_gradients,
 )
 
+WITHIN_BACKWARD = ("backward", "both", "tensor_hook")
 #: When a block runs, if the DDP is not alone: what ranks do not use tells most.
 WHEN_TO_DRAW_IN_COMPANY = ("always",) * len(WHEN_IN_COMPANY) + WHEN_IN_COMPANY
 
@@ -31,11 +33,23 @@ def in_company(training: Training, choose: Choose, must: tuple[str, ...]) -> Tra
         has_beside = choose((False, True))
     if not exchanges:
         exchanges = not has_beside or choose((False, False, True))
-    return replace(
+    training = replace(
         training,
         exchange=_exchange(choose, must, len(training.blocks)) if exchanges else None,
         beside=_beside(choose, must) if has_beside else None,
     )
+    return _in_order(training, choose, must) if len(training.blocks) > 1 else training
+
+
+def _in_order(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
+    """Return `training` with an order of blocks; one of the ranks' own tells most where little else is theirs."""
+    orders = [order for order in ORDERS if order and f"order {order}" in must]
+    order = choose(orders or ("", "", *ORDERS))
+    if not order or choose((False, True)) or any(name.startswith(("runs", "exchange", "block")) for name in must):
+        return replace(training, order=order)
+    kinds = [block.kind if block.kind != "branch" else "linear" for block in training.blocks]
+    exchange = replace(training.exchange or Exchange(), place=choose(WITHIN_BACKWARD))
+    return replace(training, order=order, exchange=exchange, blocks=tuple(map(Block, kinds)))
 
 
 def _exchange(choose: Choose, must: tuple[str, ...], num_blocks: int) -> Exchange:

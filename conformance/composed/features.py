@@ -18,6 +18,7 @@ from conformance.composed.training import (
     KINDS,
     NESTED,
     OPTIMIZERS,
+    ORDERS,
     OUTPUTS,
     PRECISIONS,
     SIZES,
@@ -84,6 +85,8 @@ def features(scenario: Scenario) -> frozenset[str]:
 
 
 def _company(training: Training) -> Iterator[str]:
+    if training.order:
+        yield f"order {training.order}"
     if (exchange := training.exchange) is not None:
         yield from (f"exchange {exchange.place}", f"elements {exchange.size}")
     if (beside := training.beside) is not None:
@@ -105,6 +108,7 @@ def company() -> tuple[tuple[str, ...], ...]:
         tuple(f"beside turn {turn}" for turn in TURNS if turn),
         *(tuple(f"beside option {name}={value}" for value in values) for name, values in OPTIONS.items()),
         *((f"runs {when}",) for when in WHEN_IN_COMPANY if when not in WHEN),
+        tuple(f"order {order}" for order in ORDERS if order),
     )
 
 
@@ -230,7 +234,7 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
         (starting("action wrapper"), frozenset({"action relayout:rank_0"})),
         (frozenset({"action wrapper:kept"}), frozenset({"action wrapper:bare"})),
         (frozenset({"action transform:jvp"}), frozenset({"block counted"})),
-        (starting("nested"), starting("idle", "action join", "action load:by_checkpoint")),
+        (starting("nested"), starting("idle", "action join", "action load:by_checkpoint", "order")),
     )
 
 

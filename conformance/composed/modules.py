@@ -68,6 +68,7 @@ class Composed(nn.Module):
         super().__init__()
         self.output = training.output
         self.idle = training.idle
+        self.order = training.order
         self.first = nn.Linear(WIDTH, WIDTH) if first is None else first
         self.blocks = nn.ModuleList(make_block(block, self.first) for block in training.blocks)
         if self.output == "unused_tail":
@@ -89,11 +90,17 @@ class Composed(nn.Module):
             return self._returned(rows, self.idle)
         hidden: Tensor = self.first(rows)
         middle = len(self.blocks) // 2
-        for index, block in enumerate(self.blocks):
+        for place, (index, block) in enumerate(self._in_order(where.rank)):
             hidden = where.behind(index, block(hidden, where))
-            if index == middle and self.fails:
+            if place == middle and self.fails:
                 hidden = self._failing(hidden)
         return self._returned(hidden)
+
+    def _in_order(self, rank: int) -> list[tuple[int, nn.Module]]:
+        """Return the blocks with their numbers, as this rank runs them."""
+        blocks = list(enumerate(self.blocks))
+        first = rank % len(blocks) if self.order == "own" else 0
+        return blocks[first:] + blocks[:first]
 
     def _failing(self, hidden: Tensor) -> Tensor:
         if self.fails == "forward":

@@ -209,6 +209,8 @@ def _not_judged_nested(training: Training, ways: set[tuple[str, str]]) -> str:
         return "no block has parameters of its own"
     if not all(block.trainable for block in training.blocks if block.kind == "shared"):
         return "on some rank nothing before the wrapper within may be trained"
+    if training.order:
+        return "the wrapper within would communicate in another order on each rank"
     if training.idle:
         return "an idle forward does not come to the wrapper within"
     if any(kind == "join" for kind, _ in ways):

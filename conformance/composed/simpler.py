@@ -100,6 +100,8 @@ def _simpler_training(training: Training) -> Iterator[Training]:
 
 
 def _simpler_company(training: Training) -> Iterator[Training]:
+    if training.order:
+        yield replace(training, order="")
     if (exchange := training.exchange) is not None:
         yield replace(training, exchange=None)
         if exchange.place == "both":

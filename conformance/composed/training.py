@@ -42,6 +42,8 @@ EXCHANGES = ("forward", "backward", "both", "tensor_hook", "before_backward", "a
 #: When the backward of a wrapper beside runs: with the first one's, or by itself while the first one awaits its own,
 #: which the loop may have within `no_sync`.
 TURNS = ("", "apart", "apart_local")
+#: In which order a rank runs the blocks: that in which they are listed, or one of its own.
+ORDERS = ("", "own")
 #: Of how many elements: one, those of a weight, and those of a first layer and a block, each of which may be a bucket.
 SIZES = (1, 4, 12)
 
@@ -85,7 +87,7 @@ HANDLING: Mapping[str, tuple[str, ...]] = {
 NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
-_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested")
+_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order")
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -186,8 +188,9 @@ class Training:
     backward runs within. With `delays` the gradients of all
     blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
-    In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`). `precision` says what
-    is in half precision, `optimizer` what steps within backward. `nested` says whether a block is wrapped by itself.
+    In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`), and each rank may run
+    the blocks in an `order` of its own. `precision` says what is in half precision, `optimizer` what steps within
+    backward. `nested` says whether a block is wrapped by itself.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -202,6 +205,7 @@ class Training:
     precision: str = ""
     optimizer: str = ""
     nested: str = ""
+    order: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
@@ -212,6 +216,7 @@ class Training:
         _check("precision", self.precision, PRECISIONS)
         _check("optimizer", self.optimizer, OPTIMIZERS)
         _check("nested", self.nested, NESTED)
+        _check("order", self.order, ORDERS)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 

@@ -18,7 +18,7 @@ def bucket(index: int, *members: int) -> Any:
 
 def order() -> OrderCheck:
     peers: Any = SimpleNamespace(group=None)
-    return OrderCheck(peers, torch.device("cpu"), None, ReductionError)
+    return OrderCheck(peers, torch.device("cpu"), None, ["weight", "bias"], ReductionError)
 
 
 BOTH = [True, True]
@@ -43,8 +43,8 @@ def test_an_iteration_with_an_idle_rank_says_nothing() -> None:
     first, second, buckets = order(), order(), [bucket(0, 0, 1)]
     for one in (first, second):
         one.early(Told(BOTH, alike=True, by_all=False), buckets)
-    first.iteration_ends({0: 3})
-    second.iteration_ends({})
+    first.iteration_ends({0: 3}, {})
+    second.iteration_ends({}, {})
     assert first.digest() == second.digest()
 
 
@@ -52,5 +52,22 @@ def test_digests_differ_where_a_bucket_was_full_elsewhere() -> None:
     first, second, buckets = order(), order(), [bucket(0, 0, 1)]
     for number, one in enumerate((first, second)):
         one.early(Told(BOTH, alike=True, by_all=True), buckets)
-        one.iteration_ends({0: number})
+        one.iteration_ends({0: number}, {})
     assert first.digest() != second.digest()
+
+
+def test_a_new_bucket_leaves_early_when_its_gradients_came_alike() -> None:
+    first = order()
+    first.early(Told([True, True, False], alike=True, by_all=True), [bucket(0, 0, 1, 2)])
+    first.iteration_ends({}, {0: (0, 0), 1: (1, 0), 2: (1, 0)})
+    buckets = [bucket(0, 0, 1), bucket(1, 2)]
+    assert first.early(Told([True] * 3, alike=True, by_all=True), buckets) == [True, True, False], "2 may not have come"
+
+
+def test_digests_differ_where_a_gradient_came_elsewhere() -> None:
+    first, second, third = order(), order(), order()
+    for one, place in ((first, 0), (second, 1), (third, 0)):
+        one.early(Told([True, False], alike=True, by_all=True), [bucket(0, 0, 1)])
+        one.iteration_ends({}, {0: (place, 0), 1: (0, 0)} if one is not third else {0: (place, 0)})
+    assert first.digest() != second.digest()
+    assert first.digest() == third.digest(), "whether a gradient comes that not all ranks were sure of says nothing"

@@ -77,7 +77,6 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
     layers = [with_integer_weights(nn.Linear(_WIDTH, _WIDTH, bias=False), ctx.scenario.seed, k) for k in range(3)]
     inner = nn.ModuleList(layers).to(ctx.device)
     model: Any
-    whole: Any
     if of == "layers":
         whole = _InOrder(layers, ctx.process_group, talks=ctx.arguments.get("talks", False))
         model = _wrapped(ctx, whole)
@@ -99,7 +98,7 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
 
 
 def _wrapped(ctx: RankContext, module: nn.Module) -> Any:
-    wrapper = ctx.wrap(module)
+    wrapper: Any = ctx.wrap(module)
     if ctx.arguments.get("hook") == "ready":
         wrapper.register_comm_hook(ctx.process_group, default_hooks.allreduce_hook)
     return wrapper
