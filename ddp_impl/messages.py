@@ -308,8 +308,8 @@ def met_others(rank: int, places: Sequence[int], names: Sequence[str]) -> str:
     """Return the message for buckets that have met other collectives; the words of other ranks follow."""
     return (
         f"[rank {rank}] the ranks' collectives came in different orders: buckets of {enumerate_names(names)} have met "
-        f"other collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others did "
-        "not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
+        f"other collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others "
+        "did not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
         "such hooks, and each wrapper (process_group=), a group of their own (torch.distributed.new_group). Wrap the "
         "module anew before you go on."
     )
