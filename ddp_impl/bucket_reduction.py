@@ -131,6 +131,8 @@ class BucketReduction:
 
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not come alike on every rank."""
+        if self.arrivals.learns:
+            self.order.iteration_begins()
         if self.order.is_own:
             self._hold_all_back()
         elif self.usage.promise is not None:

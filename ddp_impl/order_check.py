@@ -78,7 +78,7 @@ class OrderCheck:
         self._sure_gradients: set[int] = set()
         self._trusted: dict[int, Members] = {}
         self.is_own = False
-        self._num_gradients = 0
+        self._num_gradients = self._num_begun = 0
         self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
         self._said = ""
         self.is_paused = False
@@ -86,6 +86,10 @@ class OrderCheck:
     def now(self) -> int:
         """Return how many collectives the group has begun; 0 where that is not known."""
         return 0 if self._count is None else self._count()
+
+    def iteration_begins(self) -> None:
+        """Count from here the collectives that gradients come behind."""
+        self._num_begun = self.now()
 
     def backward_begins(self, tally: Tally) -> None:
         """Count places from the begin of the backward that `tally` is of."""
@@ -105,12 +109,13 @@ class OrderCheck:
     def gradient_came(self, *, counts: bool) -> tuple[int, int]:
         """Return behind how many of the user's collectives a gradient has come, and of other wrappers' that `counts`.
 
-        It does unless ranks may differ in which gradients come.
+        It does unless ranks may differ in which gradients come. Collectives count from the end of forward: whether a
+        wrapper hears of its backward before a hook on its output depends on what else this rank holds.
         """
         others = self._tally.num_gradients - self._num_gradients
         self._tally.num_gradients += counts
         self._num_gradients += counts
-        return self.num_others(), others
+        return self.now() - self._num_begun - self._tally.own, others
 
     def compare(self, came: Mapping[int, tuple[int, int]]) -> None:
         """Find out whether ranks have come to different places; `came`: those of the last gradient of each parameter.
@@ -119,10 +124,7 @@ class OrderCheck:
         """
         if self._count is None:
             return
-        # Whether a wrapper hears of its backward before a hook on its output depends on what else this rank holds.
-        first = min((behind for behind, _ in came.values()), default=0)
-        found = sorted((index, behind - first, others) for index, (behind, others) in came.items())
-        told = [bool(came), *agreement.to_sum(_few_bytes(found) if came else bytes(_NUM_BYTES))]
+        told = [bool(came), *agreement.to_sum(_few_bytes(sorted(came.items())) if came else bytes(_NUM_BYTES))]
         totals = torch.tensor(told, dtype=torch.int32, device=self._device)
         collectives.all_reduce_now(totals, self._peers.group)
         num_telling, *sums = totals.tolist()

@@ -6,9 +6,10 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import distributed_c10d
 
+from conformance.errors import instance
 from conformance.truth.baton import Baton, DesertedError
 from conformance.truth.plain_group import BACKEND, FIRST_NUMBER, PlainGroup
 
@@ -57,16 +59,26 @@ class RankWorld(distributed_c10d._World):
     def make_default(self, group: PlainGroup) -> None:
         """Make `group` the default one; the world must be the process's at this moment."""
         name = distributed_c10d._process_group_name([], use_hashed_name=False)
-        members = {member: index for index, member in enumerate(group.members)}
         distributed_c10d._update_default_pg(group)
+        self._know(group, name)
+        group._set_group_name(name)
+
+    def make(self, ranks: Sequence[int], group_name: str) -> PlainGroup | None:
+        """Make a group of `ranks` as `torch.distributed.new_group` asks for one; None on other ranks."""
+        group = instance(self.default_pg, PlainGroup).new_group(ranks, group_name=group_name)
+        if group is not None:
+            self._know(group, group_name)
+            self.tags_to_pg.setdefault("", []).append(group)
+        return group
+
+    def _know(self, group: PlainGroup, name: Any) -> None:
         self.pg_map[group] = (BACKEND, HashStore())
         self.pg_names[group] = name
-        self.pg_group_ranks[group] = members
+        self.pg_group_ranks[group] = {member: index for index, member in enumerate(group.members)}
         self.pg_backend_config[group] = str(distributed_c10d.BackendConfig(dist.Backend(BACKEND)))
         self.pg_to_tag[group] = tag = f"ptd:{name}"
         self.tags_to_pg[tag] = [group]
         _register_process_group(name, group)
-        group._set_group_name(name)
 
     def forget(self) -> None:
         """Give the names of all groups back; the world must be the process's at this moment."""
@@ -147,6 +159,21 @@ def _as_it_was(*carried: Any) -> Iterator[None]:
             one.give(state)
 
 
+@contextmanager
+def _new_groups_are_plain() -> Iterator[None]:
+    """Let `torch.distributed.new_group` make plain groups: before torch 2.13 it does not ask the default group."""
+    if hasattr(distributed_c10d, "_register_pg_in_world"):
+        yield
+        return
+
+    def make(size: int, rank: int, ranks: list[int], backend: Any, store: Any, group_name: str, **_: Any) -> Any:
+        group = instance(distributed_c10d._world, RankWorld).make(ranks, group_name)
+        return (dist.GroupMember.NON_GROUP_MEMBER, None) if group is None else (group, store)
+
+    with mock.patch.object(distributed_c10d, "_new_process_group_helper", make):
+        yield
+
+
 def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Mapping[int, Any]:
     """Return what `main(rank, default group)` returns on each of `num_ranks` plain ranks.
 
@@ -154,7 +181,7 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     `DesertedError` where ranks wait for each other.
     """
     world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _Debugging())
-    with _as_it_was(world, *others):
+    with _as_it_was(world, *others), _new_groups_are_plain():
         start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
         states = {rank: (one, *start) for rank, one in enumerate(worlds)}
