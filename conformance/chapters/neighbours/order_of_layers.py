@@ -31,15 +31,15 @@ _ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 class _InOrder(nn.Module):
     """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None.
 
-    With `talks`, its rank 0 sends each of them to rank 1, too.
+    While it `talks`, its rank 0 sends each of them to rank 1, too.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None, *, talks: bool = False) -> None:
+    def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.sums: list[Tensor] = []
         self._group = group
-        self._talks = talks
+        self.talks = False
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
         """Return as many rows and columns as `rows` has."""
@@ -53,9 +53,9 @@ class _InOrder(nn.Module):
         total = gradient.clone()
         dist.all_reduce(total, group=self._group)
         self.sums.append(total)
-        if self._talks and dist.get_rank(self._group) == 0:
+        if self.talks and dist.get_rank(self._group) == 0:
             dist.send(total, group=self._group, group_dst=1)
-        elif self._talks and dist.get_rank(self._group) == 1:
+        elif self.talks and dist.get_rank(self._group) == 1:
             dist.recv(total, group=self._group, group_src=0)
 
 
@@ -63,9 +63,9 @@ class _InOrder(nn.Module):
 def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
-    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks`; `hook`, "ready" for a comm hook that
-    averages; `refusable`, whether a DDP may raise where each rank has an order of its own. Observes the gradients of
-    every step and the user's sums. All ranks run it.
+    Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
+    `hook`, "ready" for a comm hook that averages; `refusable`, whether a DDP may raise where each rank has an order of
+    its own. Observes the gradients of every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
     may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
@@ -78,13 +78,14 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
     inner = nn.ModuleList(layers).to(ctx.device)
     model: Any
     if of == "layers":
-        whole = _InOrder(layers, ctx.process_group, talks=ctx.arguments.get("talks", False))
+        whole = _InOrder(layers, ctx.process_group)
         model = _wrapped(ctx, whole)
     else:
         model = whole = _InOrder([_wrapped(ctx, layer) for layer in layers], None)
 
     def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
         whole.sums.clear()
+        whole.talks = turn.step >= ctx.arguments.get("talks_from", _NUM_STEPS)
         rows = turn.inputs(ctx.arguments.get("num_rows", _WIDTH), _WIDTH).requires_grad_()
         now = _order(order, ctx.rank, turn.step)
         if of == "backwards":

@@ -281,7 +281,8 @@ def _orders_of_layers() -> Iterator[Scenario]:
 
 def _orders_refusable() -> Iterator[Scenario]:
     of, orders = each("of", OF[:2]), each("order", OWN_ORDERS)
-    talking = arguments("talking", of=OF[0], order=OWN_ORDERS[0], talks=True)  # two of three ranks
+    talks = {"of": OF[0], "order": OWN_ORDERS[0]}  # two of three ranks do
+    talking = arguments("talking", **talks, talks_from=0), arguments("talking-later", **talks, talks_from=1)
     changed = arguments(
         "backwards", of=OF[2], order=OWN_ORDERS[0]
     )  # in their own orders ranks would wait for each other
