@@ -14,8 +14,8 @@ from conformance.scenario import Fault, Scenario
 _grid = BackendGrid("fates")
 
 _OF_FATES = {"late": "FATE-01", "killed": "FATE-02", "stopped": "FATE-03", "raising": "FATE-04", "leaving": "FATE-05"}
-#: What only a timeout can tell: the peer is there, and says nothing.
-_SILENT = ("stopped", "raising", "leaving")
+#: What ends within the group's timeout, if the backend has any.
+_LOST = ("killed", "stopped", "raising", "leaving")
 #: Too long for what ends in time, with a rank that is late by seconds on a busy machine.
 _DEADLINE_S = 15.0
 
@@ -29,7 +29,10 @@ def scenarios() -> Iterator[Scenario]:
     for world_size in (2, 3):
         last = world_size - 1
         killed = fields(faults=(Fault("kill", last, at="killed"),), deadline_s=_DEADLINE_S)
-        yield from _grid("FATE-08", "new-group", "group_of_the_dead", world_size, killed, arguments={"doomed": [last]})
+        yield from _grid(
+            "FATE-08", "new-group", "group_of_the_dead", world_size, killed, needs=("timeouts",),
+            arguments={"doomed": [last]},
+        )  # fmt: skip
         yield from _grid("FATE-10", "abort", "abort_of_waiters", world_size, needs=("abort",), deadline_s=_DEADLINE_S)
     for slug, name_all in (("one", False), ("all", True)):
         yield from _grid(
@@ -50,7 +53,7 @@ def _of(operation: str, fate: str, calling: str, world_size: int) -> Iterator[Sc
         "lost_peer",
         world_size,
         arguments=given,
-        needs=tuple(need for need in ("timeouts" if fate in _SILENT else "", of_operation) if need),
+        needs=tuple(need for need in ("timeouts" if fate in _LOST else "", of_operation) if need),
         also=() if fate == "late" else ("FATE-06", "FATE-07"),
         faults=(Fault(FATES[fate], last, at=fate),) if FATES[fate] else (),
         deadline_s=_DEADLINE_S,
