@@ -234,7 +234,7 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
         (starting("action wrapper"), frozenset({"action relayout:rank_0"})),
         (frozenset({"action wrapper:kept"}), frozenset({"action wrapper:bare"})),
         (frozenset({"action transform:jvp"}), frozenset({"block counted"})),
-        (starting("order"), frozenset({"action forward:functional"})),
+        (starting("order"), frozenset({"action forward:functional", "action fail:forward"})),
         (starting("nested"), starting("idle", "action join", "action load:by_checkpoint", "order")),
     )
 

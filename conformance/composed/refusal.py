@@ -151,6 +151,8 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
         return "a rank that has joined answers its own DDP's collectives alone"
     if training.order and any(action.how == "functional" for action in training.actions):
         return "all gradients come last behind a functional call, and behind another forward in each rank's own order"
+    if training.order and any((action.kind, action.how) == ("fail", "forward") for action in training.actions):
+        return "some ranks have communicated when forward fails, and others have not"
     exchange, beside = training.exchange, training.beside
     blocks = (*training.blocks, beside.block) if beside is not None else training.blocks
     if _has_several_forwards(training) and (training.idle or any(block.kind == "branch" for block in blocks)):
