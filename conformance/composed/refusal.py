@@ -125,7 +125,8 @@ def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) ->
         if any(block.kind in ("sparse", "complex") for block in training.blocks):
             return "float16 has no sparse sums on the CPU, and no imaginary part"
     is_shared = any(block.kind == "shared" for block in training.blocks)
-    if training.precision in MIXED and is_shared and _has_several_forwards(training):
+    fails = any((action.kind, action.how) == ("fail", "forward") for action in training.actions)
+    if training.precision in MIXED and is_shared and (fails or _has_several_forwards(training)):
         return "what several uses of a weight add up to in half precision goes by their order"
     if training.optimizer:
         for action in training.actions:
