@@ -75,7 +75,7 @@ class OrderCheck:
         # Of the buckets whose gradients every rank was sure of in the last iteration, the members by index; and by
         # identity those that may leave early: not the buckets, which have storage.
         self._sure: dict[int, Members] = {}
-        self._sure_gradients: set[int] = set()
+        self._sure_gradients: Sequence[bool] = ()
         self._trusted: dict[int, Members] = {}
         self.is_own = False
         self._num_gradients = self._num_begun = 0
@@ -143,8 +143,12 @@ class OrderCheck:
         Of an iteration that was learnt from the same holds for the gradients that all were sure of.
         """
         of_buckets = [(index, self._filled.get(index)) for index in self._sure]
-        of_gradients = [(index, self._came[index][0]) for index in sorted(self._sure_gradients & self._came.keys())]
+        of_gradients = [(index, self._came[index][0]) for index in self._vouched_for()]
         return _few_bytes((of_buckets, of_gradients))
+
+    def _vouched_for(self) -> list[int]:
+        """Return which gradients all ranks were sure of, if the last iteration was learnt from."""
+        return [index for index in sorted(self._came) if self._sure_gradients and self._sure_gradients[index]]
 
     def early(self, told: Told, buckets: Sequence[Bucket]) -> list[bool]:
         """Return for each parameter whether its gradient is sure to come on every rank, in a bucket that may leave.
@@ -155,7 +159,7 @@ class OrderCheck:
         """
         self.is_own |= not told.alike
         trusted = self._trusted | {id(members): members for members in self._sure.values()}
-        learnt = self._sure_gradients if self._came else set()
+        learnt = self._vouched_for()
         self._trusted = {
             key: bucket.members
             for bucket in buckets
@@ -167,7 +171,7 @@ class OrderCheck:
             if all(told.sure[member.index] for member in bucket.members)
         }
         self._sure = sure if told.by_all else {}
-        self._sure_gradients = {index for index, is_sure in enumerate(told.sure) if is_sure} if told.by_all else set()
+        self._sure_gradients = told.sure if told.by_all else []
         may_leave = [] if self.is_own else [members for members in sure.values() if id(members) in self._trusted]
         indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(told.sure))]

@@ -12,6 +12,7 @@ from conformance.composed.training import (
     SIZES,
     TURNS,
     WHEN_IN_COMPANY,
+    WITHIN_BACKWARD,
     Beside,
     Block,
     Exchange,
@@ -20,7 +21,6 @@ from conformance.composed.training import (
     may_miss_gradients,
 )
 
-WITHIN_BACKWARD = ("backward", "both", "tensor_hook")
 #: When a block runs, if the DDP is not alone: what ranks do not use tells most.
 WHEN_TO_DRAW_IN_COMPANY = ("always",) * len(WHEN_IN_COMPANY) + WHEN_IN_COMPANY
 

@@ -34,7 +34,7 @@ class Refusal:
 
 def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
     """Return what a DDP with `options` may refuse of `training`."""
-    kinds = {(action.kind, action.how) for action in training.actions}
+    kinds = _ways(training)
     finds = bool(options.get("find_unused_parameters"))
     reasons = [
         *(f"{kind} changes parameters that were handed over" for kind, _ in kinds if kind in _CHANGES_PARAMETERS),
@@ -83,7 +83,7 @@ def _not_judged_in_sparse_sums(training: Training) -> str:
     Without any DDP, gloo of torch 2.13 corrupts memory where a sparse all_reduce overlaps with another collective: once
     in some hundred such trainings a rank dies (docs/decisions/sparse_sums.md).
     """
-    fails = any((action.kind, action.how) == ("fail", "backward") for action in training.actions)
+    fails = ("fail", "backward") in _ways(training)
     is_sparse = any(block.kind == "sparse" for block in training.blocks)
     return "gloo corrupts memory where sparse sums overlap" if fails and is_sparse else ""
 
@@ -125,7 +125,7 @@ def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) ->
         if any(block.kind in ("sparse", "complex") for block in training.blocks):
             return "float16 has no sparse sums on the CPU, and no imaginary part"
     is_shared = any(block.kind == "shared" for block in training.blocks)
-    fails = any((action.kind, action.how) == ("fail", "forward") for action in training.actions)
+    fails = ("fail", "forward") in _ways(training)
     if training.precision in MIXED and is_shared and (fails or _has_several_forwards(training)):
         return "what several uses of a weight add up to in half precision goes by their order"
     if training.optimizer:
@@ -150,9 +150,9 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
         return may.reasons[0]
     if "join" in kinds:
         return "a rank that has joined answers its own DDP's collectives alone"
-    if training.order and any(action.how == "functional" for action in training.actions):
+    if training.order and ("forward", "functional") in _ways(training):
         return "all gradients come last behind a functional call, and behind another forward in each rank's own order"
-    if training.order and any((action.kind, action.how) == ("fail", "forward") for action in training.actions):
+    if training.order and ("fail", "forward") in _ways(training):
         return "some ranks have communicated when forward fails, and others have not"
     exchange, beside = training.exchange, training.beside
     blocks = (*training.blocks, beside.block) if beside is not None else training.blocks
@@ -183,7 +183,7 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
     if not training.is_handled:
         return ""
     kinds = {action.kind for action in training.actions}
-    ways = {(action.kind, action.how) for action in training.actions}
+    ways = _ways(training)
     if may := refusal(training, options):
         return may.reasons[0]
     if training.has_numerics:
@@ -228,6 +228,10 @@ def _not_judged_nested(training: Training, ways: set[tuple[str, str]]) -> str:
 _SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
 _NEW_PARAMETERS = {("replace", "block"), ("replace", "parameter")}
 _OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank", "rank_0")}
+
+
+def _ways(training: Training) -> set[tuple[str, str]]:
+    return {(action.kind, action.how) for action in training.actions}
 
 
 def _sets_dense(training: Training) -> bool:

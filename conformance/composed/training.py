@@ -39,6 +39,7 @@ AROUND = ("", "autocast", "anomaly", "saved_tensors", "dispatch_mode", "thread")
 #: Where the user communicates: behind a block in forward, in its backward, in both, or in a hook of the rows; and
 #: around backward. `exchanges` runs them.
 EXCHANGES = ("forward", "backward", "both", "tensor_hook", "before_backward", "after_backward")
+WITHIN_BACKWARD = ("backward", "both", "tensor_hook")
 #: When the backward of a wrapper beside runs: with the first one's, or by itself while the first one awaits its own,
 #: which the loop may have within `no_sync`.
 TURNS = ("", "apart", "apart_local")
@@ -154,7 +155,7 @@ class Exchange:
     @property
     def within_module(self) -> bool:
         """Whether it is part of forward, and so only of forwards that run the module's blocks."""
-        return self.place in ("forward", "backward", "both", "tensor_hook")
+        return self.place in ("forward", *WITHIN_BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,9 +283,8 @@ def _orders_refusable() -> Iterator[Scenario]:
     of, orders = each("of", OF[:2]), each("order", OWN_ORDERS)
     talks = {"of": OF[0], "order": OWN_ORDERS[0]}  # two of three ranks do
     talking = arguments("talking", **talks, talks_from=0), arguments("talking-later", **talks, talks_from=1)
-    changed = arguments(
-        "backwards", of=OF[2], order=OWN_ORDERS[0]
-    )  # in their own orders ranks would wait for each other
+    # Backwards in their own orders would wait for each other.
+    changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
     hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
     for way in (_PLAIN, _FIND, VIEW):
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
