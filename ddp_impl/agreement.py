@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+
+#: How long the digests are that ranks compare.
+NUM_BYTES = 4
+
+
+def digest(found: object) -> bytes:
+    """Return `NUM_BYTES` bytes that tell what ranks have found apart, by its `repr`."""
+    return hashlib.sha256(repr(found).encode()).digest()[:NUM_BYTES]
 
 
 def to_sum(numbers: Sequence[int]) -> list[int]:

@@ -32,18 +32,20 @@ import torch.distributed as dist
 
 from ddp_impl.torch_internals.autograd import WhenBackwardEnds, current_backward, in_compiled_backward
 
+Construction = tuple[int, ...]
 _constructions = itertools.count()
 
 
 class Participant(Protocol):
     """A wrapper's reducer.
 
-    `construction`: its place in the order in which this process built wrappers. `group` and `device`: over what and
+    `construction`: its place in the order in which this process built wrappers; a copy stands behind what it is a copy
+    of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and
     with what it communicates. `in_company`: other wrappers may take part in its backwards, on every rank of the group
     alike. `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
     """
 
-    construction: int
+    construction: Construction
     in_company: bool
     device: torch.device
 
@@ -56,6 +58,10 @@ class Participant(Protocol):
     @property
     def last_backward(self) -> int | None:
         """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward has run of which no backward has brought gradients."""
 
     @property
     def is_reached(self) -> bool:
@@ -85,6 +91,9 @@ class Participant(Protocol):
     def all_have_handed_out(self) -> None:
         """Do what needs the final gradients."""
 
+    def await_order(self) -> None:
+        """Wait for what ranks tell each other once of their orders, if that is on its way."""
+
     def compiled_backward_ended(self) -> None:
         """Take note that a backward is over which compiled autograd ran; raise nothing."""
 
@@ -92,9 +101,9 @@ class Participant(Protocol):
         """Take note that the backward with this number will not end."""
 
 
-def next_construction() -> int:
-    """Return the place of a wrapper that is being built."""
-    return next(_constructions)
+def construction(copied: Construction) -> Construction:
+    """Return the place of a wrapper that is being built, or made as a copy of the one at `copied`."""
+    return (*copied, next(_constructions))
 
 
 def others_live() -> bool:
@@ -194,20 +203,39 @@ def end_alone(participant: Participant) -> None:
     """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
     for step in (_send, _hand_out, _finish):
         step(participant)
+    await_orders()
+
+
+def tells_order(participant: Participant) -> None:
+    """Have `participant` wait for what ranks tell each other of their orders when all may."""
+    _telling.add(participant)
+
+
+def await_orders() -> None:
+    """Have wrappers wait for what ranks tell each other at the end of a backward; raise where one gets no answer.
+
+    Not while one over another group awaits a backward: other ranks may run it in one with the last one, and tell
+    nothing before its end.
+    """
+    for one in sorted(_telling, key=_construction):
+        if not any(other.awaits_backward and other.group is not one.group for other in _living):
+            _telling.discard(one)
+            one.await_order()
 
 
 @dataclass
 class Tally:
     """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
 
-    `first`: how many it had begun before their first bucket left; None until then. `num_gradients`: how many gradients
-    have come to wrappers that learn from this backward and expect the same ones on all ranks.
+    `last`: how many it had begun before their last bucket left; None until one has. `num_come`: how many gradients have
+    come to wrappers that learn from this backward, and how many buckets of others are full, as far as these expect the
+    same ones on all ranks.
     """
 
     before: int = 0
     own: int = 0
-    first: int | None = None
-    num_gradients: int = 0
+    last: int | None = None
+    num_come: int = 0
 
 
 class _Backward:
@@ -240,6 +268,10 @@ class _Backward:
                     except Exception as error:
                         left.remove(participant)
                         errors.append(error)
+            try:
+                await_orders()
+            except Exception as error:
+                errors.append(error)
         finally:
             self._tell_over()
         if errors:
@@ -275,9 +307,10 @@ def _finish(participant: Participant) -> None:
     participant.all_have_handed_out()
 
 
-def _construction(participant: Participant) -> int:
+def _construction(participant: Participant) -> Construction:
     return participant.construction
 
 
 _running: dict[int, _Backward] = {}
 _living: weakref.WeakSet[Participant] = weakref.WeakSet()
+_telling: weakref.WeakSet[Participant] = weakref.WeakSet()

@@ -14,6 +14,8 @@ from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_or
 from ddp_impl.device_times import DeviceTimes
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.order_check import OrderCheck
+from ddp_impl.order_exchange import OrderExchange
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_parts import ReducerParts
 from ddp_impl.reducer_state import Phase
@@ -33,6 +35,7 @@ class BucketPlanning:
         self.state, self.arrivals, self.telemetry = parts.state, parts.arrivals, parts.telemetry
         self._parts = parts
         self._device, self._early_moves = parts.device, parts.early_moves
+        self._exchange: OrderExchange | None = None  # on its way
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         on_one_accelerator = self._device.type != "cpu" and len(parts.devices) == 1
         self._device_times = DeviceTimes(self._device) if on_one_accelerator and options.caps.measured else None
@@ -46,6 +49,7 @@ class BucketPlanning:
         self.arrivals.forget(NUM_PROFILED if measures else 1)
         self.caps = options.caps
         self.has_rebuilt_buckets = False
+        self._exchange = None
         self._order_of_rank_0.clear()
         self._adopt(plan_for_unknown_order(self.specs))
 
@@ -59,19 +63,31 @@ class BucketPlanning:
         if self._device_times is not None and self.arrivals.learns_order:
             self._device_times.note(index)
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, compare: Callable[[], None]) -> None:
-        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from; `compare`.
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> bool:
+        """Send rank 0's order of gradients when the last iteration that it is learnt from ends; return whether it has.
 
-        There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
-        stages of a pipeline do, and they may run forwards of several wrappers in different orders.
+        With it goes this rank's digest of `places`. There, behind what comm hooks communicate when futures of theirs
+        are done, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
+        stages of a pipeline do, and they may run forwards of several wrappers in different orders. Nobody waits here.
         """
-        is_known = self.has_rebuilt_buckets or self._order_of_rank_0
+        is_known = self.has_rebuilt_buckets or self._exchange or self._order_of_rank_0
         if self.arrivals.learns_order or is_known or self.state.phase is not Phase.IDLE:
-            return
+            return False
         told = [peers.number, *self.arrivals.order]
-        with peers.awaiting("backward", messages.order([member.name for member in self.members])):
-            self._order_of_rank_0 = collectives.broadcast_integers(told, 1 + len(self.members), group, self._device)
-        compare()
+        with peers.awaiting("backward", self._awaited):
+            self._exchange = OrderExchange(told, 1 + len(self.members), places(), group, self._device)
+        return True
+
+    def await_order(self, peers: Peers, check: OrderCheck) -> None:
+        """Wait for what ranks tell each other of their orders, if that is on its way; tell `check` if they differ."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            with peers.awaiting("forward", self._awaited):
+                self._order_of_rank_0, has_one_order = exchange.result()
+            check.is_own |= not has_one_order
+
+    def _awaited(self) -> str:
+        return messages.order([member.name for member in self.members])
 
     def rebuild(
         self, group: dist.ProcessGroup, peers: Peers, awaiting: Callable[[str], AbstractContextManager[None]]

@@ -114,20 +114,22 @@ class BucketReduction:
     def fills(self, bucket: int) -> None:
         """Take note that a bucket has all its gradients."""
         self.iteration.filled[bucket] = self.order.num_others()
+        if not (self.arrivals.learns or self.ranks_may_differ or self.order.is_own):
+            self.order.count()
 
     def gradient_came(self, index: int) -> None:
         """Take note of a gradient, in an iteration that is learnt from."""
         if self.arrivals.learns:
-            self.iteration.came[index] = self.order.gradient_came(counts=not self.ranks_may_differ)
+            self.iteration.came[index] = self.order.come()
+            if not self.ranks_may_differ:
+                self.order.count()
 
-    def compare_places(self) -> None:
-        """Find out whether gradients come in one order with other collectives on all ranks.
+    def places(self) -> bytes | None:
+        """Return a digest, alike on all ranks if gradients came in one order with other collectives on all of them.
 
-        Every rank must call it once, behind an iteration that is learnt from.
+        To be compared once, behind an iteration that is learnt from; None of a rank that has no data.
         """
-        if not self.ranks_may_differ:
-            with self.peers.awaiting("backward", messages.places([member.name for member in self.members])):
-                self.order.compare(self.iteration.came)
+        return None if self.ranks_may_differ else self.order.places_of(self.iteration.came)
 
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not come alike on every rank."""
@@ -362,6 +364,11 @@ class BucketReduction:
         """Step the optimizers that parameters of `bucket` have of their own, on averages, where some rank used them."""
         if step_parameters(bucket, used):
             bucket.release()
+
+    def step_all(self) -> None:
+        """Step those that wait for all averages."""
+        while self.iteration.to_step:
+            self.step(*self.iteration.to_step.pop())
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""

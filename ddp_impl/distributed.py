@@ -170,6 +170,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
+        self._copied: backwards.Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
@@ -388,7 +389,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
         state: Any = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
         kept = {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
-        return {**kept, "_copy_of": self._peers.copied_now}
+        return {**kept, "_copy_of": self._peers.copied_now, "_copied": self.reducer.construction}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to this process's default group with a new reducer and the same hooks; nothing is communicated."""
@@ -416,8 +417,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them
             parameter.requires_grad_(True)
         self.reducer = Reducer(
-            members, self.process_group, self.device, self._options, self._peers, in_company=self._in_company
-        )
+            members, self.process_group, self.device, self._options, self._peers,
+            in_company=self._in_company, copied=self._copied,
+        )  # fmt: skip
         self.reducer.before_backward = self._watch.check_hidden
         for parameter in frozen:
             parameter.requires_grad_(False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ddp_impl import messages
 from ddp_impl.absences import Absences
@@ -36,6 +37,17 @@ class FinishCheck:
         self._absences = absences
         self._ends = ends
         self._refused = refused
+
+    @contextmanager
+    def between_backwards(self, backward: Backward, what: str) -> Iterator[None]:
+        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
+
+        Raises `ReductionError` where the last `backward` is not finished: ranks that wait for it would meet the block's
+        collectives instead.
+        """
+        self.check(backward)
+        with self._reduction.peers.awaiting("forward", what):
+            yield
 
     def check(self, backward: Backward) -> None:
         """Raise `ReductionError` unless the last `backward` is finished; it names parameters that are missing."""

@@ -69,13 +69,8 @@ def aborted(rank: int) -> str:
 
 
 def order(names: Sequence[str]) -> str:
-    """Return what ranks wait for when rank 0 says in which order the gradients of these parameters came."""
-    return f"rank 0's order of the gradients of {enumerate_names(names)}"
-
-
-def places(names: Sequence[str]) -> str:
-    """Return what ranks wait for when they compare the order in which the gradients of these parameters came."""
-    return f"whether all ranks have one order of the gradients of {enumerate_names(names)}"
+    """Return what ranks wait for when they tell each other in which order the gradients of these parameters came."""
+    return f"rank 0's order of the gradients of {enumerate_names(names)}, and whether all ranks have one"
 
 
 def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
@@ -299,8 +294,8 @@ def left_at(places: Sequence[int]) -> str:
     """Return what a rank tells of where its buckets left."""
     num_sent, *numbers = map(str, places)
     return (
-        f"sent its buckets behind {enumerate_names(numbers)} collectives of the group since the first one of this "
-        f"backward, which left behind {num_sent} buckets of other wrappers since its last backward"
+        f"sent its buckets {enumerate_names(numbers)} collectives of the group after the bucket before (1: directly), "
+        f"the first one behind {num_sent} buckets of other wrappers since its last backward"
     )
 
 

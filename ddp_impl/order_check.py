@@ -4,13 +4,14 @@ A hook of the user's that communicates within backward, and another wrapper, com
 Where a rank's graph runs its layers in another order, a bucket would meet what is none, and both would be sums of what
 does not belong together, without a word (pytorch/pytorch#72843).
 
-In the first iteration all buckets leave at the end of the backward, and ranks compare behind what each gradient came:
-`compare`. If their orders differ, all buckets go on leaving at the end.
+In the first iteration all buckets leave at the end of the backward, and ranks compare behind what each gradient came
+(`places_of`, sent by `order_exchange`). If their orders differ, all buckets go on leaving at the end.
 
 An order may change later. A backend numbers what it communicates. The numbers that a wrapper's buckets leave with,
-counted from the backward's first bucket of the group, are their *places*; how many buckets of other wrappers have left
-since its own last ones stands before them. A rank tells the others nothing as long as its places are those of the
-iteration before. When they are new, it says so in the group's store before its last bucket leaves. When it has the
+counted from the bucket of the group that left before in this backward, are their *places*; how many buckets of other
+wrappers have left since its own last ones stands before them. They say nothing of where a backward ends: one rank may
+run in one what another runs in two. A rank tells the others nothing as long as its places are those of the iteration
+before. When they are new, it says so in the group's store before its last bucket leaves. When it has the
 averages, each rank has either said so too, or had no new ones. Unless all have said the same, those that have spoken
 compare their averages: if they differ, or nobody else has spoken, some bucket has met another collective.
 
@@ -30,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl import agreement, collectives, messages
+from ddp_impl import agreement, messages
 from ddp_impl.backwards import Tally
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
@@ -40,8 +41,6 @@ from ddp_impl.peers import Peers
 
 Members = Sequence[ManagedParameter]
 
-#: So many bytes of a digest ranks send each other.
-_NUM_BYTES = 4
 #: How many buckets this process's wrappers of a group have sent, by device.
 _num_sent: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[torch.device]] = weakref.WeakKeyDictionary()
 
@@ -78,7 +77,7 @@ class OrderCheck:
         self._sure_gradients: Sequence[bool] = ()
         self._trusted: dict[int, Members] = {}
         self.is_own = False
-        self._num_gradients = self._num_begun = 0
+        self._num_come = self._num_begun = 0
         self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
         self._said = ""
         self.is_paused = False
@@ -93,7 +92,7 @@ class OrderCheck:
 
     def backward_begins(self, tally: Tally) -> None:
         """Count places from the begin of the backward that `tally` is of."""
-        self._tally, self._places, self._said, self._num_gradients = tally, [], "", 0
+        self._tally, self._places, self._said, self._num_come = tally, [], "", 0
 
     def num_others(self) -> int:
         """Return how many collectives the group has begun in this backward that are no wrapper's."""
@@ -106,29 +105,27 @@ class OrderCheck:
         yield
         self._tally.own += self.now() - num_begun
 
-    def gradient_came(self, *, counts: bool) -> tuple[int, int]:
-        """Return behind how many of the user's collectives a gradient has come, and of other wrappers' that `counts`.
+    def come(self) -> tuple[int, int]:
+        """Return behind how many of the user's collectives a gradient comes, and how much of other wrappers.
 
-        It does unless ranks may differ in which gradients come. Collectives count from the end of forward: whether a
-        wrapper hears of its backward before a hook on its output depends on what else this rank holds.
+        Collectives count from the end of forward: whether a wrapper hears of its backward before a hook on its output
+        depends on what else this rank holds.
         """
-        others = self._tally.num_gradients - self._num_gradients
-        self._tally.num_gradients += counts
-        self._num_gradients += counts
-        return self.now() - self._num_begun - self._tally.own, others
+        return self.now() - self._num_begun - self._tally.own, self._tally.num_come - self._num_come
 
-    def compare(self, came: Mapping[int, tuple[int, int]]) -> None:
-        """Find out whether ranks have come to different places; `came`: those of the last gradient of each parameter.
+    def count(self) -> None:
+        """Let other wrappers of the backward know that one more gradient has come, or that one more bucket is full."""
+        self._tally.num_come += 1
+        self._num_come += 1
 
-        Every rank must call it; one that has no data agrees with all.
+    def places_of(self, came: Mapping[int, tuple[int, int]]) -> bytes | None:
+        """Return a digest that is alike on all ranks if they have come to the same places; None without data.
+
+        `came`: those of the last gradient of each parameter.
         """
-        if self._count is None:
-            return
-        told = [bool(came), *agreement.to_sum(_few_bytes(sorted(came.items())) if came else bytes(_NUM_BYTES))]
-        totals = torch.tensor(told, dtype=torch.int32, device=self._device)
-        collectives.all_reduce_now(totals, self._peers.group)
-        num_telling, *sums = totals.tolist()
-        self.is_own |= not all(agreement.are_alike(sums, num_telling))
+        if not came:
+            return None
+        return agreement.digest(None if self._count is None else sorted(came.items()))
 
     def iteration_ends(self, filled: Mapping[int, int], came: Mapping[int, tuple[int, int]]) -> None:
         """Keep what `num_others` was when each bucket had all its gradients.
@@ -144,7 +141,7 @@ class OrderCheck:
         """
         of_buckets = [(index, self._filled.get(index)) for index in self._sure]
         of_gradients = [(index, self._came[index][0]) for index in self._vouched_for()]
-        return _few_bytes((of_buckets, of_gradients))
+        return agreement.digest((of_buckets, of_gradients))
 
     def _vouched_for(self) -> list[int]:
         """Return which gradients all ranks were sure of, if the last iteration was learnt from."""
@@ -184,8 +181,8 @@ class OrderCheck:
         if self._count is None or self.is_paused:
             return
         num_begun = self._count()
-        if self._tally.first is None:
-            self._tally.first = num_begun
+        behind = 1 if self._tally.last is None else num_begun - self._tally.last
+        self._tally.last = num_begun
         if by_hook:
             return
         num_sent = _num_sent.setdefault(self._peers.group, Counter())
@@ -194,7 +191,7 @@ class OrderCheck:
         num_sent[self._device] += 1
         if is_last:
             self._num_sent_then = num_sent[self._device]
-        self._places.append(num_begun - self._tally.first)
+        self._places.append(behind)
         if is_last and self._places != self._agreed:
             told = hashlib.sha256(repr(self._places).encode()).hexdigest()[:16]
             self._said = told if self._peers.say(told) else ""
@@ -225,10 +222,6 @@ class OrderCheck:
             return
         with self._peers.awaiting("backward", messages.PLACES):
             raise self.met_others()
-
-
-def _few_bytes(found: object) -> bytes:
-    return hashlib.sha256(repr(found).encode()).digest()[:_NUM_BYTES]
 
 
 def _digest_of(tensors: Sequence[Tensor]) -> str:

@@ -25,8 +25,7 @@ the backward is over        nothing else will come                              
                                                                                     and what was used; wrappers in the
                                                                                     order of their construction
 all have handed out         this iteration is over on every rank that goes on       once rank 0's order, and whether
-                                                                                    it is every rank's, wrappers in the
-                                                                                    order of their construction
+                                                                                    it is all ranks'; wrappers as above
 ==========================  ======================================================  =================================
 
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
@@ -39,8 +38,8 @@ further rules; of several forwards before one backward all buckets are late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 
@@ -87,8 +86,9 @@ class Reducer(ReducerSurface):
         peers: Peers | None = None,
         *,
         in_company: bool = True,
+        copied: backwards.Construction = (),
     ) -> None:
-        """Plan one bucket per kind of gradient and listen to every parameter; `in_company`: see `Participant`."""
+        """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         self.parts = parts = ReducerParts.of(members, device, rank_in(group))
         self.members, self.device, self.buckets = parts.members, parts.device, parts.buckets
         self.state, self.arrivals, self.usage = parts.state, parts.arrivals, parts.usage
@@ -101,7 +101,7 @@ class Reducer(ReducerSurface):
         self.reduction = BucketReduction(parts, options, self._hooks.shared)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.absences = Absences(parts, self.reduction, self._hooks, self._anchor)
-        self.construction, self.in_company = backwards.next_construction(), in_company
+        self.construction, self.in_company = backwards.construction(copied), in_company
         has_threads = len(parts.devices) > 1
         self.lock = lock_of_reducers(has_threads)
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -155,16 +155,9 @@ class Reducer(ReducerSurface):
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
         self._finish.check(self._backward)
 
-    @contextmanager
-    def between_backwards(self, what: str) -> Iterator[None]:
-        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
-
-        Raises `ReductionError` where the last reduction is not complete: ranks that wait for it would meet the block's
-        collectives instead.
-        """
-        self.check_finished()
-        with self.peers.awaiting("forward", what):
-            yield
+    def between_backwards(self, what: str) -> AbstractContextManager[None]:
+        """See `FinishCheck.between_backwards`."""
+        return self._finish.between_backwards(self._backward, what)
 
     def wrapper_is_gone(self) -> None:
         """Average only the backward of outputs that are left; hold no more of the wrapper's."""
@@ -202,6 +195,7 @@ class Reducer(ReducerSurface):
         self._handle(Event.SHADOW)
         self.all_have_sent()
         self.all_have_handed_out()
+        backwards.await_orders()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -219,11 +213,13 @@ class Reducer(ReducerSurface):
         return self.reduction.ranks_may_differ
 
     def rebuild_buckets(self) -> None:
-        """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
-
-        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
-        """
+        """See `BucketPlanning.rebuild`."""
+        self.await_order()
         self.planning.rebuild(self.group, self.peers, self.between_backwards)
+
+    def await_order(self) -> None:
+        """Wait for what ranks tell each other once of their orders, if that is on its way."""
+        self.planning.await_order(self.peers, self.reduction.order)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -269,6 +265,11 @@ class Reducer(ReducerSurface):
         return self._backward.number if self.state.phase is Phase.IDLE else None
 
     @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward has run of which no backward has brought gradients."""
+        return self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
+
+    @property
     def is_reached(self) -> bool:
         """Whether the backward that runs now is known to have come to an output of this wrapper's."""
         return self._local.is_reached or backwards.takes_part(self)
@@ -279,9 +280,8 @@ class Reducer(ReducerSurface):
         A forward under `no_sync` may await its own, which is none. After `torch.autograd.grad`, perhaps on this rank
         alone, the wrapper awaits one still.
         """
-        awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
+        if not (self.awaits_backward or repeats) or self.reduction.iteration.context_id is not None:
             return False
         nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
         return any(brought_by_backward([*self.reduction.iteration.output_nodes, *nodes])) or self._anchor.is_coming()
@@ -362,10 +362,9 @@ class Reducer(ReducerSurface):
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        while self.reduction.iteration.to_step:
-            self.reduction.step(*self.reduction.iteration.to_step.pop())
-        # Behind what comm hooks communicate when a future of theirs is done.
-        self.planning.exchange_order(self.group, self.peers, self.reduction.compare_places)
+        self.reduction.step_all()
+        if self.planning.exchange_order(self.group, self.peers, self.reduction.places):
+            backwards.tells_order(self)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -397,6 +396,7 @@ class Reducer(ReducerSurface):
         self.reduction.iteration = Iteration(self.reduction.iteration.num_forwards if self.state.is_repeated else 0)
         self.usage.unused.clear()
         self.telemetry.current.backward_start = NEVER
+        self.await_order()  # where one backward follows another
         self.arrivals.arm(static=self.reduction.options.static_graph)
         self.reduction.iteration_begins()
         self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)

@@ -26,7 +26,7 @@ TIERS = {
     "mixed_precision": 3, "order_check": 3,
     "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "early_moves": 4, "parameter_usage": 4,
-    "autograd_hooks": 5, "autograd_threads": 1, "reducer_parts": 5, "local_backward": 5,
+    "order_exchange": 2, "autograd_hooks": 5, "autograd_threads": 1, "reducer_parts": 5, "local_backward": 5,
     "bucket_planning": 6, "bucket_reduction": 6,
     "absences": 7, "reducer_surface": 7,
     "finish_check": 8,

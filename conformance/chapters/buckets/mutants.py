@@ -21,6 +21,7 @@ from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.options import BucketCaps
+from ddp_impl.order_check import OrderCheck
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import BucketPhase, ReducerState
 
@@ -88,7 +89,8 @@ def NeverRebuilds(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
 def RebuildsEveryStep(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
     """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
     planning.has_rebuilt_buckets = False
-    planning.exchange_order(*told[:2])
+    planning.exchange_order(told[0], told[1], lambda: None)
+    planning.await_order(told[1], mock.Mock(OrderCheck, is_own=False))
     rebuild(*told)
 
 

@@ -195,11 +195,12 @@ class KnowsNoViews(Reducer):
 class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, compare: Callable[[], None]) -> None:
-        pass
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> bool:
+        return False
 
     def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
         super().exchange_order(group, peers, lambda: None)
+        self.await_order(peers, mock.Mock(OrderCheck, is_own=False))
         super().rebuild(group, peers, awaiting)
 
 
@@ -301,10 +302,9 @@ def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Seq
     return told.sure
 
 
-@replaces(OrderCheck, "compare")
-def NeverLearnsItsOrder(order: OrderCheck, compare: Call, came: Mapping[int, tuple[int, int]]) -> None:
+@replaces(OrderCheck, "places_of")
+def NeverLearnsItsOrder(order: OrderCheck, places_of: Call, came: Mapping[int, tuple[int, int]]) -> None:
     """BUG: ranks do not find out in what order gradients and other collectives come on the others."""
-    compare({})
 
 
 @replaces(OrderCheck, "leaves")
@@ -313,3 +313,32 @@ def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, by_hook:
     leaves(is_last=is_last, by_hook=by_hook)
     if is_last and order._agreed and order._places != order._agreed:
         raise order._error("the order of collectives has changed")
+
+
+@replaces(BucketPlanning, "exchange_order")
+def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *told: Any) -> bool:
+    """BUG: a backward is over when all ranks have told their order, which others tell in a later backward."""
+    if is_told := bool(exchange_order(*told)):
+        planning._exchange.result()  # type: ignore[union-attr]
+    return is_told
+
+
+@replaces(OrderCheck, "leaves")
+def CountsFromTheBackward(order: OrderCheck, leaves: Call, **told: bool) -> None:
+    """BUG: where a bucket leaves is counted from the first bucket of the backward, whichever wrapper's that is."""
+    first = order._tally.last
+    leaves(**told)
+    order._tally.last = order._tally.last if first is None else first
+
+
+@replaces(Ours, "__getstate__")
+def CopiesAreNew(ddp: Ours, getstate: Call) -> dict[str, Any]:
+    """BUG: wrappers of one backward send in the order in which they were made, copies too."""
+    return {**getstate(), "_copied": ()}
+
+
+@replaces(BucketReduction, "fills")
+def CountsNoFullBuckets(reduction: BucketReduction, fills: Call, bucket: int) -> None:
+    """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
+    with mock.patch.object(reduction.order, "count"):
+        fills(bucket)

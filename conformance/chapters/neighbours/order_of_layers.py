@@ -64,7 +64,8 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `hook`, "ready" for a comm hook that averages; `refusable`, whether a DDP may raise where each rank has an order of
+    `hook`, "ready" for a comm hook that averages; `late`, whether the first wrapper trains a step before the others are
+    built; `refusable`, whether a DDP may raise where each rank has an order of
     its own. Observes the gradients of every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
@@ -81,13 +82,19 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
         whole = _InOrder(layers, ctx.process_group)
         model = _wrapped(ctx, whole)
     else:
-        model = whole = _InOrder([_wrapped(ctx, layer) for layer in layers], None)
+        num_wrapped = 1 if ctx.arguments.get("late", False) else len(layers)
+        model = whole = _InOrder([_wrapped(ctx, layer) for layer in layers[:num_wrapped]], None)
 
     def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
         whole.sums.clear()
         whole.talks = turn.step >= ctx.arguments.get("talks_from", _NUM_STEPS)
         rows = turn.inputs(ctx.arguments.get("num_rows", _WIDTH), _WIDTH).requires_grad_()
         now = _order(order, ctx.rank, turn.step)
+        if len(whole.layers) < len(layers):
+            if turn.step == 0:
+                now = (0,)
+            else:
+                whole.layers.extend(_wrapped(ctx, layer) for layer in layers[1:])
         if of == "backwards":
             for index in now:
                 turn.backward(turn.loss(turn.forward(whole.layers[index], rows), micro=index))

@@ -18,6 +18,7 @@ from conformance.chapters.neighbours.company import (
 )
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.kept_wrappers import KEPT
+from conformance.chapters.neighbours.one_or_several import GROUPS as SHARING
 from conformance.chapters.neighbours.order_of_layers import OF
 from conformance.chapters.neighbours.order_of_layers import ORDERS as OWN_ORDERS
 from conformance.chapters.neighbours.towers import PAIR_BYTES
@@ -89,6 +90,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _kept_wrappers()
     yield from _unfrozen_parts()
     yield from _orders_of_layers()
+    yield from _one_or_several()
     yield from _crossed()
 
 
@@ -286,10 +288,12 @@ def _orders_refusable() -> Iterator[Scenario]:
     # Backwards in their own orders would wait for each other.
     changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
     hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
+    late, ways_of_hooks = arguments("late", of=OF[1], late=True), (arguments(""), hooked)
     for way in (_PLAIN, _FIND, VIEW):
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, steady, hooked, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), changed, way)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), late, steady, ways_of_hooks, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, _LAYER)
 
 
@@ -299,6 +303,19 @@ def _orders_averaged() -> Iterator[Scenario]:
     sizes = arguments("as-long", num_rows=3), arguments("longer", num_rows=5)
     ways = (_FIND, VIEW | _FIND, _STATIC, _STATIC | _FIND)
     yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, sizes, ways, _LAYER)
+
+
+def _one_or_several() -> Iterator[Scenario]:
+    """Yield backwards that rank 0 runs in one and others one by one, and copies that each rank makes in its order."""
+    same, own, rings = (arguments(groups, groups=groups) for groups in SHARING)
+    at_once, soon, later = (arguments(f"from-{step}", joins_from=step) for step in (0, 1, 2))
+    for way in (_PLAIN, VIEW, _STATIC, _LAYER.named("layer")):
+        yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), same, (soon, later), way)
+        yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), own, (at_once, later), way)
+        yield from _grid("NEIGH-21", "", "one_or_several", 3, rings, (at_once, later), way)
+    for way in (_PLAIN, _FIND, VIEW, _STATIC, _LAYER.named("layer")):
+        copied = arguments("", copied=True, joins_from=0) | same.named("")
+        yield from _grid("NEIGH-22", "", "one_or_several", (2, 3), copied, way)
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
