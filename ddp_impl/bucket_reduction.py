@@ -247,11 +247,11 @@ class BucketReduction:
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         if self.comm_hook is None:
             with self.order.own(), self.peers.awaiting("backward", partial(self._called, bucket)):
-                self.order.leaves(is_last=bucket.index == last, by_hook=False)
+                self.order.leaves(is_last=bucket.index == last)
                 self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
         given = GradBucket(bucket, buffer, bucket.index == last)
-        self.order.leaves(is_last=bucket.index == last, by_hook=True)
+        self.order.leaves(is_last=bucket.index == last, is_told=self.comm_hook.group() is self.group)
         with self.order.own(), self.peers.communicating("backward", partial(self._called, bucket)):
             self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self.here()))
 

@@ -173,17 +173,17 @@ class OrderCheck:
         indices = {member.index for members in may_leave for member in members}
         return [index in indices for index in range(len(told.sure))]
 
-    def leaves(self, *, is_last: bool, by_hook: bool) -> None:
+    def leaves(self, *, is_last: bool, is_told: bool = True) -> None:
         """Take note that a bucket is about to leave. Of the last one in a backward: tell the others of new places.
 
-        Of one that leaves by a comm hook nothing is compared: its average may be there before other ranks have spoken.
+        Unless it `is_told`: by some comm hooks an average is there before other ranks have spoken.
         """
         if self._count is None or self.is_paused:
             return
         num_begun = self._count()
         behind = 1 if self._tally.last is None else num_begun - self._tally.last
         self._tally.last = num_begun
-        if by_hook:
+        if not is_told:
             return
         num_sent = _num_sent.setdefault(self._peers.group, Counter())
         if not self._places:  # wrappers' own backwards have an order, too

@@ -23,11 +23,26 @@ from ddp_impl.torch_internals.distributed import BuiltinCommHookType
 from ddp_impl.torch_internals.distributed import GradBucket as TorchGradBucket
 from ddp_impl.torch_internals.tensors import keeping_versions
 
-#: What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
-BoundHook = Callable[[GradBucket], Any]
-
 #: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
 _WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
+#: Hooks of torch's that sum over the group which is their state, or the default one: nothing else is in their futures.
+_OF_SUMS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+_SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundHook:
+    """What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
+
+    `group`: all ranks of which have called it when the future is done; None where that is not known.
+    """
+
+    call: Callable[[GradBucket], Any]
+    group: Callable[[], dist.ProcessGroup | None] = lambda: None
+
+    def __call__(self, bucket: GradBucket) -> Any:
+        """Start the reduction of `bucket`."""
+        return self.call(bucket)
 
 
 class BufferHookLocation(Enum):
@@ -70,7 +85,7 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
     try:
         signature = inspect.signature(hook)
     except ValueError:  # built in C: nothing can be known
-        return lambda bucket: hook(state, bucket)
+        return BoundHook(lambda bucket: hook(state, bucket))
     if _waits_in_callbacks(hook):
         hook = _OneBucketAtATime(hook)
     try:
@@ -86,7 +101,9 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
             "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], not "
             f"{signature.return_annotation!r}"
         )
-    return lambda bucket: hook(state, bucket)
+    if getattr(hook, "__module__", "") == _OF_SUMS and hook.__name__ in _SUMS:
+        return BoundHook(lambda bucket: hook(state, bucket), lambda: state or dist.group.WORLD)
+    return BoundHook(lambda bucket: hook(state, bucket))
 
 
 def _waits_in_callbacks(hook: Any) -> bool:
@@ -124,7 +141,7 @@ def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook
     if kind == BuiltinCommHookType.ALLREDUCE:
         return None
     if kind == BuiltinCommHookType.FP16_COMPRESS:
-        return lambda bucket: Compressed(torch.float16, bucket.buffer(), group())
+        return BoundHook(lambda bucket: Compressed(torch.float16, bucket.buffer(), group()), group)
     raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
 
 

@@ -14,6 +14,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.bucket import Bucket, GradBucket
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.comm_hooks.registration import BoundHook
 from ddp_impl.groups import size_of
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
@@ -75,7 +76,7 @@ def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_
         work = collectives.all_reduce_sum(compressed, group)
         return work.get_future().then(lambda _: buffer.copy_(compressed))
 
-    ddp.reducer.reduction.comm_hook = hook
+    ddp.reducer.reduction.comm_hook = BoundHook(hook)
 
 
 @replaces(ParameterUsage, "end_agreeing")

@@ -308,9 +308,9 @@ def NeverLearnsItsOrder(order: OrderCheck, places_of: Call, came: Mapping[int, t
 
 
 @replaces(OrderCheck, "leaves")
-def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, by_hook: bool) -> None:
+def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, **told: bool) -> None:
     """BUG: a bucket may not leave elsewhere than in the iteration before, though all ranks have changed alike."""
-    leaves(is_last=is_last, by_hook=by_hook)
+    leaves(is_last=is_last, **told)
     if is_last and order._agreed and order._places != order._agreed:
         raise order._error("the order of collectives has changed")
 
@@ -342,3 +342,9 @@ def CountsNoFullBuckets(reduction: BucketReduction, fills: Call, bucket: int) ->
     """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
     with mock.patch.object(reduction.order, "count"):
         fills(bucket)
+
+
+@replaces(OrderCheck, "leaves")
+def ComparesNothingOfHooks(order: OrderCheck, leaves: Call, *, is_last: bool, **told: bool) -> None:
+    """BUG: with a comm hook, be it one that sums, ranks do not find out that an order has become a rank's own."""
+    leaves(is_last=is_last, is_told=not told)

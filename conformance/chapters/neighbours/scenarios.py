@@ -291,7 +291,7 @@ def _orders_refusable() -> Iterator[Scenario]:
     late, ways_of_hooks = arguments("late", of=OF[1], late=True), (arguments(""), hooked)
     for way in (_PLAIN, _FIND, VIEW):
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
-        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, steady, hooked, way, _LAYER)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, hooked, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), changed, way)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), late, steady, ways_of_hooks, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, _LAYER)
