@@ -82,7 +82,7 @@ class BucketPlanning:
         """Wait for what ranks tell each other of their orders, if that is on its way; tell `check` if they differ."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            with peers.awaiting("forward", self._awaited):
+            with peers.awaiting("backward", self._awaited):
                 self._order_of_rank_0, has_one_order = exchange.result()
             check.is_own |= not has_one_order
 
