@@ -60,10 +60,6 @@ class Participant(Protocol):
         """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
 
     @property
-    def awaits_backward(self) -> bool:
-        """Whether a forward has run of which no backward has brought gradients."""
-
-    @property
     def is_reached(self) -> bool:
         """Whether the backward that runs now is known to have come to an output of this wrapper's."""
 
@@ -90,9 +86,6 @@ class Participant(Protocol):
 
     def all_have_handed_out(self) -> None:
         """Do what needs the final gradients."""
-
-    def await_order(self) -> None:
-        """Wait for what ranks tell each other once of their orders, if that is on its way."""
 
     def compiled_backward_ended(self) -> None:
         """Take note that a backward is over which compiled autograd ran; raise nothing."""
@@ -203,24 +196,6 @@ def end_alone(participant: Participant) -> None:
     """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
     for step in (_send, _hand_out, _finish):
         step(participant)
-    await_orders()
-
-
-def tells_order(participant: Participant) -> None:
-    """Have `participant` wait for what ranks tell each other of their orders when all may."""
-    _telling.add(participant)
-
-
-def await_orders() -> None:
-    """Have wrappers wait for what ranks tell each other at the end of a backward; raise where one gets no answer.
-
-    Not while one over another group awaits a backward: other ranks may run it in one with the last one, and tell
-    nothing before its end.
-    """
-    for one in sorted(_telling, key=_construction):
-        if not any(other.awaits_backward and other.group is not one.group for other in _living):
-            _telling.discard(one)
-            one.await_order()
 
 
 @dataclass
@@ -268,10 +243,6 @@ class _Backward:
                     except Exception as error:
                         left.remove(participant)
                         errors.append(error)
-            try:
-                await_orders()
-            except Exception as error:
-                errors.append(error)
         finally:
             self._tell_over()
         if errors:
@@ -313,4 +284,3 @@ def _construction(participant: Participant) -> Construction:
 
 _running: dict[int, _Backward] = {}
 _living: weakref.WeakSet[Participant] = weakref.WeakSet()
-_telling: weakref.WeakSet[Participant] = weakref.WeakSet()

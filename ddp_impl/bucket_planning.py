@@ -63,20 +63,21 @@ class BucketPlanning:
         if self._device_times is not None and self.arrivals.learns_order:
             self._device_times.note(index)
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> bool:
-        """Send rank 0's order of gradients when the last iteration that it is learnt from ends; return whether it has.
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> None:
+        """Send rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
 
-        With it goes this rank's digest of `places`. There, behind what comm hooks communicate when futures of theirs
-        are done, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
-        stages of a pipeline do, and they may run forwards of several wrappers in different orders. Nobody waits here.
+        With it goes this rank's digest of `places`. There, behind all that has been sent and before anything is waited
+        for: one rank may run in one backward what another runs in several. Not in the next forward: what ranks run
+        between two backwards may wait for another rank's, as the stages of a pipeline do, and they may run forwards of
+        several wrappers in different orders.
         """
         is_known = self.has_rebuilt_buckets or self._exchange or self._order_of_rank_0
-        if self.arrivals.learns_order or is_known or self.state.phase is not Phase.IDLE:
-            return False
+        has_sent = self.state.phase is Phase.SENT
+        if is_known or self.arrivals.num_to_learn_from > has_sent or not (has_sent or self.state.phase is Phase.IDLE):
+            return
         told = [peers.number, *self.arrivals.order]
         with peers.awaiting("backward", self._awaited):
             self._exchange = OrderExchange(told, 1 + len(self.members), places(), group, self._device)
-        return True
 
     def await_order(self, peers: Peers, check: OrderCheck) -> None:
         """Wait for what ranks tell each other of their orders, if that is on its way; tell `check` if they differ."""

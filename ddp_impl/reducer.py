@@ -22,10 +22,10 @@ a bucket is full            without that option, and of a static graph: what eac
                             order in the last iteration                             wrappers that were built later, too
                                                                                     (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
-                                                                                    and what was used; wrappers in the
-                                                                                    order of their construction
-all have handed out         this iteration is over on every rank that goes on       once rank 0's order, and whether
-                                                                                    it is all ranks'; wrappers as above
+                                                                                    what was used, and once rank 0's
+                                                                                    order, and whether all have it;
+                                                                                    wrappers in the order of their
+                                                                                    construction
 ==========================  ======================================================  =================================
 
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
@@ -193,9 +193,9 @@ class Reducer(ReducerSurface):
         (`ZeroRedundancyOptimizer`) steps its shard here too.
         """
         self._handle(Event.SHADOW)
+        self._exchange_order(is_over=False)
         self.all_have_sent()
         self.all_have_handed_out()
-        backwards.await_orders()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -214,12 +214,7 @@ class Reducer(ReducerSurface):
 
     def rebuild_buckets(self) -> None:
         """See `BucketPlanning.rebuild`."""
-        self.await_order()
         self.planning.rebuild(self.group, self.peers, self.between_backwards)
-
-    def await_order(self) -> None:
-        """Wait for what ranks tell each other once of their orders, if that is on its way."""
-        self.planning.await_order(self.peers, self.reduction.order)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -265,11 +260,6 @@ class Reducer(ReducerSurface):
         return self._backward.number if self.state.phase is Phase.IDLE else None
 
     @property
-    def awaits_backward(self) -> bool:
-        """Whether a forward has run of which no backward has brought gradients."""
-        return self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
-
-    @property
     def is_reached(self) -> bool:
         """Whether the backward that runs now is known to have come to an output of this wrapper's."""
         return self._local.is_reached or backwards.takes_part(self)
@@ -280,8 +270,9 @@ class Reducer(ReducerSurface):
         A forward under `no_sync` may await its own, which is none. After `torch.autograd.grad`, perhaps on this rank
         alone, the wrapper awaits one still.
         """
+        awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (self.awaits_backward or repeats) or self.reduction.iteration.context_id is not None:
+        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
         nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
         return any(brought_by_backward([*self.reduction.iteration.output_nodes, *nodes])) or self._anchor.is_coming()
@@ -354,6 +345,7 @@ class Reducer(ReducerSurface):
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
+        self._exchange_order(is_over=False)
 
     @without_grad
     def all_have_sent(self) -> None:
@@ -363,8 +355,13 @@ class Reducer(ReducerSurface):
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
         self.reduction.step_all()
-        if self.planning.exchange_order(self.group, self.peers, self.reduction.places):
-            backwards.tells_order(self)
+        self._exchange_order(is_over=True)
+        self.planning.await_order(self.peers, self.reduction.order)
+
+    def _exchange_order(self, *, is_over: bool) -> None:
+        hook = self.reduction.comm_hook
+        if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
+            self.planning.exchange_order(self.group, self.peers, self.reduction.places)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -396,7 +393,6 @@ class Reducer(ReducerSurface):
         self.reduction.iteration = Iteration(self.reduction.iteration.num_forwards if self.state.is_repeated else 0)
         self.usage.unused.clear()
         self.telemetry.current.backward_start = NEVER
-        self.await_order()  # where one backward follows another
         self.arrivals.arm(static=self.reduction.options.static_graph)
         self.reduction.iteration_begins()
         self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)

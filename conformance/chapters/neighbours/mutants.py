@@ -195,8 +195,8 @@ class KnowsNoViews(Reducer):
 class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> bool:
-        return False
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> None:
+        pass
 
     def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
         super().exchange_order(group, peers, lambda: None)
@@ -316,11 +316,11 @@ def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, **told: 
 
 
 @replaces(BucketPlanning, "exchange_order")
-def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *told: Any) -> bool:
+def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *told: Any) -> None:
     """BUG: a backward is over when all ranks have told their order, which others tell in a later backward."""
-    if is_told := bool(exchange_order(*told)):
-        planning._exchange.result()  # type: ignore[union-attr]
-    return is_told
+    exchange_order(*told)
+    if planning._exchange is not None:
+        planning._exchange.result()
 
 
 @replaces(OrderCheck, "leaves")
