@@ -64,9 +64,9 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `hook`, "ready" for a comm hook that averages; `late`, whether the first wrapper trains a step before the others are
-    built; `refusable`, whether a DDP may raise where each rank has an order of
-    its own. Observes the gradients of every step and the user's sums. All ranks run it.
+    `hook`, "ready" for torch's comm hook that averages, "written" for one of the user's; `late`, whether the first
+    wrapper trains a step before the others are built; `refusable`, whether a DDP may raise where each rank has an order
+    of its own. Observes the gradients of every step and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
     may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
@@ -107,8 +107,10 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
 
 def _wrapped(ctx: RankContext, module: nn.Module) -> Any:
     wrapper: Any = ctx.wrap(module)
-    if ctx.arguments.get("hook") == "ready":
-        wrapper.register_comm_hook(ctx.process_group, default_hooks.allreduce_hook)
+    ready = default_hooks.allreduce_hook
+    hooks = {"ready": ready, "written": lambda state, bucket: ready(state, bucket)}
+    if "hook" in ctx.arguments:
+        wrapper.register_comm_hook(ctx.process_group, hooks[ctx.arguments["hook"]])
     return wrapper
 
 

@@ -288,7 +288,7 @@ def _orders_refusable() -> Iterator[Scenario]:
     # Backwards in their own orders would wait for each other.
     changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
     hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
-    late, ways_of_hooks = arguments("late", of=OF[1], late=True), (arguments(""), hooked)
+    late, ways_of_hooks = arguments("late", of=OF[1], late=True), (arguments(""), arguments("written", hook="written"))
     for way in (_PLAIN, _FIND, VIEW):
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, hooked, way, _LAYER)
