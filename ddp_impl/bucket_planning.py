@@ -85,7 +85,8 @@ class BucketPlanning:
         if exchange is not None:
             with peers.awaiting("backward", self._awaited):
                 self._order_of_rank_0, has_one_order = exchange.result()
-            check.is_own |= not has_one_order
+            if not has_one_order:
+                check.differs()
 
     def _awaited(self) -> str:
         return messages.order([member.name for member in self.members])

@@ -290,7 +290,7 @@ class BucketReduction:
         self._forget_dropped(self.usage.unused)
         refuses, is_new = self.iteration.refusal is not None, self.order.is_new
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
-        with self.awaiting_usage():
+        with self.order.own(), self.awaiting_usage():
             self.usage.begin_agreeing(self.group, self.device, refuses=refuses, is_new=is_new, learnt=learnt)
 
     def refuse(self, error: ReductionError) -> None:

@@ -13,7 +13,8 @@ wrappers have left since its own last ones stands before them. They say nothing 
 run in one what another runs in two. A rank tells the others nothing as long as its places are those of the iteration
 before. When they are new, it says so in the group's store before its last bucket leaves. When it has the
 averages, each rank has either said so too, or had no new ones. Unless all have said the same, those that have spoken
-compare their averages: if they differ, or nobody else has spoken, some bucket has met another collective.
+compare their averages: if they differ, or nobody else has spoken, some bucket has met another collective. Who is alone
+may have sent messages, if it has begun more or less in this backward than in the last one, and goes on.
 
 With `find_unused_parameters` ranks tell each other more, and no bucket leaves before they know that it may: `early`.
 """
@@ -77,7 +78,7 @@ class OrderCheck:
         self._sure_gradients: Sequence[bool] = ()
         self._trusted: dict[int, Members] = {}
         self.is_own = False
-        self._num_come = self._num_begun = 0
+        self._num_come = self._num_begun = self._num_others_before = 0
         self._num_sent_then = 0 if count is None else _num_sent.get(peers.group, Counter())[device]
         self._said = ""
         self.is_paused = False
@@ -127,6 +128,10 @@ class OrderCheck:
             return None
         return agreement.digest(None if self._count is None else sorted(came.items()))
 
+    def differs(self) -> None:
+        """Let no bucket leave within a backward from now on; all ranks know, and new places are no surprise."""
+        self.is_own, self._agreed = True, []
+
     def iteration_ends(self, filled: Mapping[int, int], came: Mapping[int, tuple[int, int]]) -> None:
         """Keep what `num_others` was when each bucket had all its gradients.
 
@@ -154,7 +159,8 @@ class OrderCheck:
         could have left alike in an earlier one. If others could not, none leaves. An iteration in which a rank has no
         data says nothing of it.
         """
-        self.is_own |= not told.alike
+        if not (told.alike or self.is_own):
+            self.differs()
         trusted = self._trusted | {id(members): members for members in self._sure.values()}
         learnt = self._vouched_for()
         self._trusted = {
@@ -198,8 +204,12 @@ class OrderCheck:
 
     @property
     def is_new(self) -> bool:
-        """Whether places are new in this backward, as this rank has told the others."""
-        return bool(self._said)
+        """Whether places are new in this backward, as this rank has told the others, by more than its messages."""
+        return bool(self._said) and not self._may_be_messages()
+
+    def _may_be_messages(self) -> bool:
+        """Whether only the number of what is no wrapper's has changed in the backward: gloo numbers messages, too."""
+        return self._places[:1] == self._agreed[:1] and self.num_others() != self._num_others_before
 
     def met_others(self) -> ReductionError:
         """Return the error for buckets that have met other collectives; it tells what other ranks say of theirs."""
@@ -212,12 +222,13 @@ class OrderCheck:
         The host waits for them where places are new. Where ranks' places are not alike, they compare their averages:
         some backends number messages, too, which some ranks send each other.
         """
+        may_be_messages, self._num_others_before = self._may_be_messages(), self.num_others()
         if not self._said:
             return
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         said, self._said = self._said, ""
-        if self._peers.all_say(said) or self._peers.speakers_say(_digest_of(averages)):
+        if self._peers.all_say(said) or self._peers.speakers_say(_digest_of(averages), alone=may_be_messages):
             self._agreed = self._places
             return
         with self._peers.awaiting("backward", messages.PLACES):

@@ -216,17 +216,17 @@ class Peers:
         except Exception:  # nothing is known
             return True
 
-    def speakers_say(self, what: str) -> bool:
+    def speakers_say(self, what: str, *, alone: bool) -> bool:
         """Return whether all ranks that have said something in this step, as this rank has, say `what` now.
 
-        There must be others that have, and all of them must call it. Waits a moment for them: a store has no call that
+        All of them must call it; `alone` where there is no other. Waits a moment for them: a store has no call that
         waits for a number.
         """
         store = self._store()
         with contextlib.suppress(Exception):
             num_speakers = 0 if store is None else store.add(self._of_step("speakers"), 0)
             if store is None or num_speakers < 2:
-                return False
+                return alone
             store.add(self._of_step(what), 1)
             store.add(self._of_step("answers"), 1)
             end = time.monotonic() + _STORE_ANSWERS_S

@@ -178,9 +178,12 @@ def test_a_page_does_not_replace_a_report(tmp_path: Path, kind: str) -> None:
     [
         (["list"], "/dev/full", 2, "cannot write to standard output: No space left on device"),
         (["list"], "a reader that leaves", 0, ""),
-        (["run", SOME, "-k", "moe", "--no-native"], "/dev/full", 0, "cannot write to standard output: No space left"),
-        pytest.param(
-            ["run", SOME, "-k", "moe", "--no-native"], "a reader that leaves", 0, "", marks=pytest.mark.nightly
+        *(
+            pytest.param(["run", SOME, "-k", "moe", "--no-native"], into, 0, complaint, marks=pytest.mark.nightly)
+            for into, complaint in (
+                ("/dev/full", "cannot write to standard output: No space left"),
+                ("a reader that leaves", ""),
+            )
         ),
     ],
 )
@@ -274,9 +277,10 @@ def test_a_replay_shows_one_scenario_again(tmp_path: Path, ddp: str, exit_code: 
     assert shown in result.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "signum",
-    [signal.SIGINT, *(pytest.param(late, marks=pytest.mark.nightly) for late in (signal.SIGTERM, signal.SIGHUP))],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     ids=lambda signum: signum.name,
 )
 def test_a_signal_leaves_a_partial_report_and_no_process(tmp_path: Path, signum: signal.Signals) -> None:
@@ -344,6 +348,7 @@ def test_doctor_finds_what_a_run_needs() -> None:
     assert "two steps of torch's DDP" in result.stdout
 
 
+@pytest.mark.nightly
 def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_TORCH", (99, 0))
     monkeypatch.setattr(doctor, "LOOKS", doctor.LOOKS[:-1])  # without the ranks

@@ -158,7 +158,7 @@ def test_few_of_what_is_explored_may_be_refused() -> None:
     assert len(refusable) <= 30
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("every", [32, pytest.param(1, marks=pytest.mark.nightly)])
 def test_every_composed_training_has_a_truth_that_is_exact(every: int) -> None:
     for scenario in list(scenarios())[::every]:
         assert list(truth_of(scenario)[0]) == observed_names(Training.of(scenario))

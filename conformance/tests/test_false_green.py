@@ -72,7 +72,10 @@ VIEWS = Scenario("gradients/GRAD-03/views", ("GRAD-03",), "train", options={"gra
 
 @pytest.mark.parametrize(
     ("name", "verdicts"),
-    [("DeafAtFirst", [Verdict.FAIL] * 2), ("NeedsAPlainOne", [Verdict.PASS, Verdict.FAIL])],
+    [
+        ("DeafAtFirst", [Verdict.FAIL] * 2),
+        pytest.param("NeedsAPlainOne", [Verdict.PASS, Verdict.FAIL], marks=pytest.mark.nightly),
+    ],
 )
 def test_a_wrapper_that_works_only_after_another_one_fails(name: str, verdicts: list[Verdict]) -> None:
     """Ranks that have had other wrappers, be it to try the constructor, would hide it."""

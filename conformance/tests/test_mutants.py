@@ -95,7 +95,7 @@ def test_a_mutant_is_broken_in_one_way_only(detector: Detector, mutant: Mutant) 
     assert detector.spoilt(mutant) == []
 
 
-@pytest.mark.parametrize("base", DDPS)
+@pytest.mark.parametrize("base", [pytest.param("torch", marks=pytest.mark.nightly), "ddp_impl"])
 def test_who_is_not_wrong_is_neither_killed_nor_active(detector: Detector, base: str) -> None:
     unchanged = Mutant("unchanged", base, base, (Kill("GRAD-02"),))
     assert detector.detect(unchanged, unchanged.kills[0]).fate is Fate.INACTIVE
@@ -107,6 +107,7 @@ def test_what_its_base_fails_as_well_kills_nobody(detector: Detector) -> None:
     assert detector.detect(Mutant("unchanged", "torch", "torch", (deviation,)), deviation).fate is not Fate.KILLED
 
 
+@pytest.mark.nightly
 def test_a_mutant_survives_where_it_is_active_and_nothing_is_wrong(detector: Detector) -> None:
     """More buckets are seen, and no requirement about mere values minds."""
     assert detector.detect(named("OneBucket"), Kill("BUCKET-08")).fate is Fate.SURVIVED

@@ -77,6 +77,7 @@ def followed(commands: list[str], tmp_path: Path) -> tuple[Path, subprocess.Comp
     return folder, subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.nightly
 def test_the_test_that_comes_with_a_ddp_passes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Starter("subject", "fleet-foot").write(tmp_path)
     root = tmp_path / "fleet-foot"

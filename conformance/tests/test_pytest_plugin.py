@@ -101,9 +101,8 @@ def test_a_baseline_excuses_what_torchs_ddp_breaks_and_nothing_else(tmp_path: Pa
     assert "--backend conformance.mutants.backends:LocalSparse" in bad.stdout  # the command that shows it again
 
 
-@pytest.mark.parametrize(
-    "workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.nightly)], ids=["alone", "workers"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_an_unusable_subject_is_said_once_and_ends_the_session(tmp_path: Path, workers: list[str]) -> None:
     done = run_pytest(tmp_path, "-k", "TRAIN-16", "--ddp", f"{SUBJECTS}:NOT_A_CLASS", *workers)
     assert done.returncode != 0

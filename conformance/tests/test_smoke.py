@@ -139,11 +139,12 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
 FEW = ("broadcast", "all_reduce", "all_reduce max/min", "async work", "new_group")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "rungs",
     [
         pytest.param(tuple(rung for rung in COLLECTIVES if rung.name in FEW), id="few"),
-        pytest.param(COLLECTIVES, id="all", marks=pytest.mark.nightly),
+        pytest.param(COLLECTIVES, id="all"),
     ],
 )
 def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatch, rungs: tuple[Rung, ...]) -> None:
@@ -182,6 +183,7 @@ def test_a_group_that_does_not_work_after_a_refusal_is_broken(
     assert found["avg"].status is Status.HOLDS  # on other ranks
 
 
+@pytest.mark.nightly
 def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:MODEST_DDP", world_size=2, zygote=zygote)}
     assert found["no_sync"].status is Status.UNDECLARED

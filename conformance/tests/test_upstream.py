@@ -157,6 +157,7 @@ def processes_with(setting: str) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_ddp_that_cannot_be_imported_where_the_tests_are_is_refused() -> None:
     absent = Subject("absent", "no_such_module:DDP")
     with TestRanks(absent) as ranks, pytest.raises(ConformanceError, match="no_such_module"):

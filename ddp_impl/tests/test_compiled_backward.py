@@ -208,6 +208,7 @@ def _refused_all(rank: int) -> dict[str, tuple[str, list[Tensor]]]:
     return {what: _refused(rank, what) for what in _REFUSED}
 
 
+@pytest.mark.nightly
 def test_what_needs_the_end_is_refused_on_every_rank_and_trains_without_it(tmp_path: Path) -> None:
     ranks = run_ranks(_refused_all, 2, tmp_path)
     for what in _REFUSED:

@@ -129,7 +129,8 @@ def test_the_same_backend_compiles_once_and_stances_are_obeyed() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_autograd_is_refused_and_what_the_error_advises_works(fullgraph: bool) -> None:
     model = layers(2)
     x = torch.ones(2, WIDTH)

@@ -63,6 +63,7 @@ def _leave_at_once(rank: int, directory: Path) -> None:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
+@pytest.mark.nightly
 def test_a_rank_that_leaves_at_once_takes_nobody_with_it(tmp_path: Path) -> None:
     """Without the barrier of `meet` about one meeting in four is lost: gloo lets the faster side connect alone."""
     run_ranks(_leave_at_once, 2, tmp_path, tmp_path)

@@ -296,6 +296,12 @@ def ComparesPlacesAlone(order: OrderCheck, check: Call, averages: Sequence[Tenso
         check(averages)
 
 
+@replaces(OrderCheck, "_may_be_messages")
+def TakesMessagesForCollectives(order: OrderCheck, may_be_messages: Call) -> bool:
+    """BUG: a message that one rank sends within backward, alone and from some step on, is taken for a collective."""
+    return False
+
+
 @replaces(OrderCheck, "early")
 def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Sequence[Any]) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -22,8 +23,9 @@ _NUM_STEPS = 4
 
 #: What runs in an order: layers of one wrapper, between which a hook communicates; three wrappers; their backwards.
 OF = ("layers", "wrappers", "backwards")
-#: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only.
-ORDERS = ("changed_by_all", "own", "own_later")
+#: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only;
+#: or all keep one.
+ORDERS = ("changed_by_all", "own", "own_later", "alike")
 
 _ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
@@ -31,7 +33,7 @@ _ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 class _InOrder(nn.Module):
     """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None.
 
-    While it `talks`, its rank 0 sends each of them to rank 1, too.
+    Its rank 0 sends each of them to rank 1, too, `num_messages` times; if it `posts`, rank 1 receives them later.
     """
 
     def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
@@ -39,7 +41,9 @@ class _InOrder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.sums: list[Tensor] = []
         self._group = group
-        self.talks = False
+        self.num_messages = 0
+        self.posts = False
+        self._posted: list[Any] = []
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
         """Return as many rows and columns as `rows` has."""
@@ -53,10 +57,24 @@ class _InOrder(nn.Module):
         total = gradient.clone()
         dist.all_reduce(total, group=self._group)
         self.sums.append(total)
-        if self.talks and dist.get_rank(self._group) == 0:
-            dist.send(total, group=self._group, group_dst=1)
-        elif self.talks and dist.get_rank(self._group) == 1:
-            dist.recv(total, group=self._group, group_src=0)
+        for _ in range(self.num_messages):
+            if dist.get_rank(self._group) == 0 and self.posts:
+                self._posted.append(dist.isend(total, group=self._group, group_dst=1))
+            elif self.posts:
+                self._posted.append(None)
+            elif dist.get_rank(self._group) == 0:
+                dist.send(total, group=self._group, group_dst=1)
+            elif dist.get_rank(self._group) == 1:
+                dist.recv(total, group=self._group, group_src=0)
+
+    def receive(self) -> None:
+        """Have rank 1 receive what rank 0 has posted."""
+        for work in self._posted:
+            if work is not None:
+                work.wait()
+            elif dist.get_rank(self._group) == 1:
+                dist.recv(torch.empty(_WIDTH, _WIDTH), group=self._group, group_src=0)
+        self._posted.clear()
 
 
 @program("order_of_layers", invariants=("leaves_no_trace",))
@@ -64,9 +82,11 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `hook`, "ready" for torch's comm hook that averages, "written" for one of the user's; `late`, whether the first
-    wrapper trains a step before the others are built; `refusable`, whether a DDP may raise where each rank has an order
-    of its own. Observes the gradients of every step and the user's sums. All ranks run it.
+    `posts`, whether messages are received behind the backward; `beside`, whether another wrapper's backward comes
+    before, and each step has more messages than the last; `hook`, "ready" for torch's comm hook that averages,
+    "written" for one of the user's; `late`, whether the first wrapper trains a step before the others are built;
+    `refusable`, whether a DDP may raise where each rank has an order of its own. Observes the gradients of every step
+    and the user's sums. All ranks run it.
     """
     order = ctx.arguments["order"]
     may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
@@ -78,16 +98,23 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
     layers = [with_integer_weights(nn.Linear(_WIDTH, _WIDTH, bias=False), ctx.scenario.seed, k) for k in range(3)]
     inner = nn.ModuleList(layers).to(ctx.device)
     model: Any
+    beside: Any = None
     if of == "layers":
         whole = _InOrder(layers, ctx.process_group)
         model = _wrapped(ctx, whole)
+        if ctx.arguments.get("beside", False):
+            other = with_integer_weights(nn.Linear(_WIDTH, 1), ctx.scenario.seed, 3).to(ctx.device)
+            inner.append(other)
+            beside = _wrapped(ctx, other)
     else:
         num_wrapped = 1 if ctx.arguments.get("late", False) else len(layers)
         model = whole = _InOrder([_wrapped(ctx, layer) for layer in layers[:num_wrapped]], None)
 
     def step(model: nn.Module, turn: RankStep) -> dict[str, Any]:
         whole.sums.clear()
-        whole.talks = turn.step >= ctx.arguments.get("talks_from", _NUM_STEPS)
+        talks = turn.step >= ctx.arguments.get("talks_from", _NUM_STEPS)
+        whole.num_messages = talks * (1 + turn.step if beside else 1)
+        whole.posts = ctx.arguments.get("posts", False)
         rows = turn.inputs(ctx.arguments.get("num_rows", _WIDTH), _WIDTH).requires_grad_()
         now = _order(order, ctx.rank, turn.step)
         if len(whole.layers) < len(layers):
@@ -99,7 +126,9 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
             for index in now:
                 turn.backward(turn.loss(turn.forward(whole.layers[index], rows), micro=index))
         else:
-            turn.backward(turn.loss(turn.forward(model, rows, now)))
+            loss = turn.loss(turn.forward(model, rows, now))
+            turn.backward(turn.loss(turn.forward(beside, rows), micro=1) + loss if beside else loss)
+        whole.receive()
         return {f"sum{index}": total for index, total in enumerate(whole.sums)}
 
     return run_steps(ctx, inner, model, step, _NUM_STEPS)
@@ -120,7 +149,7 @@ def _order(which: str, rank: int, step: int) -> Sequence[int]:
         return _ORDERS[step % len(_ORDERS)]
     if which == "own":
         return _ORDERS[rank]
-    return _ORDERS[1 + rank] if step >= 2 else _ORDERS[0]
+    return _ORDERS[1 + rank] if which == "own_later" and step >= 2 else _ORDERS[0]
 
 
 order_of_layers.expects(truth_of)

@@ -282,9 +282,14 @@ def _orders_of_layers() -> Iterator[Scenario]:
 
 
 def _orders_refusable() -> Iterator[Scenario]:
-    of, orders = each("of", OF[:2]), each("order", OWN_ORDERS)
+    of, orders = each("of", OF[:2]), each("order", OWN_ORDERS[:3])
     talks = {"of": OF[0], "order": OWN_ORDERS[0]}  # two of three ranks do
-    talking = arguments("talking", **talks, talks_from=0), arguments("talking-later", **talks, talks_from=1)
+    talking = (
+        arguments("talking", **talks, talks_from=0),
+        arguments("talking-later", **talks, talks_from=1),
+        arguments("talking-more", **talks, talks_from=0, beside=True),
+        arguments("posting-later", of=OF[0], order=OWN_ORDERS[3], talks_from=2, posts=True, refusable=False),
+    )
     # Backwards in their own orders would wait for each other.
     changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
     hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
