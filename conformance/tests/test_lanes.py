@@ -202,6 +202,7 @@ def test_lanes_come_to_the_verdicts_of_one() -> None:
     assert {Verdict.PASS, Verdict.FAIL} <= set(found[0].values())
 
 
+@pytest.mark.nightly
 def test_lanes_end_at_the_first_failure_and_leave_nothing() -> None:
     chosen = [one for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2][:20]
     subject = get_subject("conformance.chapters.gradients.mutants:NoDivision")

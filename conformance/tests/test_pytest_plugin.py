@@ -78,6 +78,7 @@ def test_an_installed_copy_whose_files_pytest_loads_as_a_plugins_judges_the_same
     assert "loaded by AssertionRewritingHook" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_failure_is_the_explanation_and_no_traceback(tmp_path: Path) -> None:
     chosen = ["-k", "GRAD-01 and mlp-world2", "--ddp-no-native"]
     done = run_pytest(tmp_path, *chosen, "--ddp", f"{SUBJECTS}:Unsynchronised")

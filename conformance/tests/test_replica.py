@@ -46,6 +46,7 @@ def here(one: Scenario) -> dict[int, Facts]:
     return dict(expectation(one))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scenario_id", ROUNDED)
 def test_ranks_with_other_kernels_conform(ranks: Controller, scenario_id: str) -> None:
     runner = ScenarioRunner(get_subject("torch"), get_backend(OTHER_KERNELS), ranks, native=False)

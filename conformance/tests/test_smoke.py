@@ -192,6 +192,7 @@ def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -
     assert "join" not in found, "it is declared"
 
 
+@pytest.mark.nightly
 def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:Plain", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())

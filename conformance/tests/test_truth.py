@@ -213,6 +213,7 @@ def test_truth_computes_with_one_thread_and_restores_the_number_of_threads() -> 
         torch.set_num_threads(before)
 
 
+@pytest.mark.nightly
 def test_same_bits_with_other_threads_and_in_another_process() -> None:
     # Ranks compute with one thread in processes of their own; the controller may have been left with more.
     names = "PORTABLE, digest, scenario"

@@ -249,7 +249,7 @@ HARD_CASES: list[tuple[Callable[..., Tensor], tuple[float, ...], int]] = [
 ]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("body", "more", "num_parts"), HARD_CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_whatever_a_graph_contains_its_parts_compute_the_same(
     body: Callable[..., Tensor], more: tuple[float, ...], num_parts: int, dynamic: bool

@@ -73,7 +73,9 @@ def backward(recorder: CollectiveRecorder, output: Tensor) -> None:
     recorder.entered("observe", 0, True)
 
 
-@pytest.mark.parametrize("fullgraph", [False, True], ids=["graphs", "fullgraph"])
+@pytest.mark.parametrize(
+    "fullgraph", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["graphs", "fullgraph"]
+)
 @pytest.mark.parametrize("fusion", list(Fusion))
 def test_the_backward_issues_what_the_plan_says(recorder: CollectiveRecorder, fusion: Fusion, fullgraph: bool) -> None:
     model = layers(30)  # 60 gradients

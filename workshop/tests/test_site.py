@@ -83,6 +83,7 @@ def test_a_passage_that_there_is_not_is_named(tmp_path: Path, before: str, after
         read_passages(DEFINITION, table, load_catalogue())
 
 
+@pytest.mark.nightly
 def test_pages_of_runs_are_made_of_the_newest_stored_reports() -> None:
     everything = load_scenarios()
     pairs = [one for one in everything if one.chapter == "pairs"]
