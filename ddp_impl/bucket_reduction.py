@@ -288,10 +288,10 @@ class BucketReduction:
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
-        refuses, is_new = self.iteration.refusal is not None, self.order.is_new
+        refuses, news = self.iteration.refusal is not None, self.order.news
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
         with self.order.own(), self.awaiting_usage():
-            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, is_new=is_new, learnt=learnt)
+            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, news=news, learnt=learnt)
 
     def refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -321,7 +321,7 @@ class BucketReduction:
             self._wait_for(bucket)
         if self.iteration.refusal is not None:
             raise self.iteration.refusal
-        if self.order.is_new and self.usage.num_new == 1:
+        if self.order.news == self.usage.news == 1:
             raise self.order.met_others()
         raise self.parts.error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 

@@ -203,9 +203,12 @@ class OrderCheck:
             self._said = told if self._peers.say(told) else ""
 
     @property
-    def is_new(self) -> bool:
-        """Whether places are new in this backward, as this rank has told the others, by more than its messages."""
-        return bool(self._said) and not self._may_be_messages()
+    def news(self) -> int:
+        """What this rank adds to a sum that is 1 if it alone has new places, and they can be no messages of its own.
+
+        0 where places are those of the iteration before, or where it cannot tell the others.
+        """
+        return (2 if self._may_be_messages() else 1) if self._said else 0
 
     def _may_be_messages(self) -> bool:
         """Whether only the number of what is no wrapper's has changed in the backward: gloo numbers messages, too."""

@@ -33,7 +33,7 @@ class ParameterUsage:
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
     it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_refusing`: how many ranks
     said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that;
-    `num_new`: how many said that their buckets left elsewhere than before.
+    `news`: the sum of theirs (`OrderCheck.news`).
     `promise`: what ranks know of a static graph; None until they do.
     `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
 
@@ -50,7 +50,7 @@ class ParameterUsage:
         self.is_exchanged = False
         self.promise: Promise | None = None
         self.follows_local = False
-        self.num_refusing = self.num_reading = self.num_new = 0
+        self.num_refusing = self.num_reading = self.news = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work, bool] | None = None
@@ -64,12 +64,13 @@ class ParameterUsage:
         device: torch.device,
         *,
         refuses: bool,
-        is_new: bool = False,
+        news: int = 0,
         learnt: Sequence[int] | None = None,
     ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
-        `is_new`: this rank's buckets left elsewhere than in the iteration before; of one rank alone it has all refuse.
+        `news`: whether this rank's buckets left elsewhere than in the iteration before (`OrderCheck.news`); if the sum
+        of all is 1, all refuse.
         `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
         every iteration. Every rank calls it between the same collectives.
 
@@ -78,8 +79,10 @@ class ParameterUsage:
         """
         if self.promise is not None and reduces_on_host(group):
             device = torch.device("cpu")
-        reads = device.type == "cpu" or refuses or is_new or learnt is not None or not self.unused <= self.used_locally
-        told: list[int] = [*self._used(self.used_locally), refuses, reads, is_new]
+        reads = (
+            device.type == "cpu" or refuses or news > 0 or learnt is not None or not self.unused <= self.used_locally
+        )
+        told: list[int] = [*self._used(self.used_locally), refuses, reads, news]
         if learnt is not None:
             told += [*self._used(), *agreement.to_sum([min(number, _MOST_TIMES) for number in learnt])]
         self._num_ranks = size_of(group)
@@ -155,10 +158,10 @@ class ParameterUsage:
 
     def _take(self, counts: list[int]) -> None:
         num_parameters = self._num_parameters
-        self._num_users, (self.num_refusing, self.num_reading, self.num_new) = (
+        self._num_users, (self.num_refusing, self.num_reading, self.news) = (
             counts[:num_parameters], counts[num_parameters : num_parameters + 3]
         )  # fmt: skip
-        if self.num_new == 1 < self._num_ranks:
+        if self.news == 1 < self._num_ranks:
             self.num_refusing = max(1, self.num_refusing)
         if learnt := counts[num_parameters + 3 :]:
             self.promise = Promise(

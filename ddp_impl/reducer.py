@@ -361,7 +361,8 @@ class Reducer(ReducerSurface):
     def _exchange_order(self, *, is_over: bool) -> None:
         hook = self.reduction.comm_hook
         if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
-            self.planning.exchange_order(self.group, self.peers, self.reduction.places)
+            with self.reduction.order.own():
+                self.planning.exchange_order(self.group, self.peers, self.reduction.places)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""

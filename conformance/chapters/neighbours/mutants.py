@@ -24,6 +24,7 @@ from ddp_impl.forecast import Told
 from ddp_impl.local_backward import LocalBackward
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.order_check import OrderCheck
+from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
@@ -354,3 +355,9 @@ def CountsNoFullBuckets(reduction: BucketReduction, fills: Call, bucket: int) ->
 def ComparesNothingOfHooks(order: OrderCheck, leaves: Call, *, is_last: bool, **told: bool) -> None:
     """BUG: with a comm hook, be it one that sums, ranks do not find out that an order has become a rank's own."""
     leaves(is_last=is_last, is_told=not told)
+
+
+@replaces(ParameterUsage, "begin_agreeing")
+def TellsNoNewsBesideMessages(usage: ParameterUsage, begin_agreeing: Call, *given: Any, news: int, **told: Any) -> None:
+    """BUG: where all ranks change their order, one that sends messages as well does not say that its own is new."""
+    begin_agreeing(*given, news=news % 2, **told)

@@ -289,6 +289,7 @@ def _orders_refusable() -> Iterator[Scenario]:
         arguments("talking-later", **talks, talks_from=1),
         arguments("talking-more", **talks, talks_from=0, beside=True),
         arguments("posting-later", of=OF[0], order=OWN_ORDERS[3], talks_from=2, posts=True, refusable=False),
+        arguments("posting-meanwhile", **talks, talks_from=2, posts=True),
     )
     # Backwards in their own orders would wait for each other.
     changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
