@@ -40,9 +40,9 @@ class Participant(Protocol):
     """A wrapper's reducer.
 
     `construction`: its place in the order in which this process built wrappers; a copy stands behind what it is a copy
-    of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and
-    with what it communicates. `in_company`: other wrappers may take part in its backwards, on every rank of the group
-    alike. `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
+    of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and with what it
+    communicates. `in_company`: other wrappers may take part in its backwards, on every rank of the group alike.
+    `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
     """
 
     construction: Construction

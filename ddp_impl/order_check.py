@@ -225,7 +225,8 @@ class OrderCheck:
         The host waits for them where places are new. Where ranks' places are not alike, they compare their averages:
         some backends number messages, too, which some ranks send each other.
         """
-        may_be_messages, self._num_others_before = self._may_be_messages(), self.num_others()
+        may_be_messages = bool(self._said) and self._may_be_messages()
+        self._num_others_before = self.num_others()
         if not self._said:
             return
         if self._device.type != "cpu":

@@ -16,9 +16,6 @@ class OrderExchange:
 
     `order`: of this rank's gradients, at most `longest` integers that are not negative; rank 0's goes to all.
     `places`: a digest that may be alike on all ranks; None of a rank that has no data and agrees with all.
-
-    Nobody waits when it starts: of two wrappers with a group each one rank may run the backwards one by one, and
-    another in one.
     """
 
     def __init__(
