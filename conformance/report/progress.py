@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 from rich import progress as bar
@@ -29,10 +30,8 @@ _WIDTH_OF_NAME_ALONE = 24
 class ProgressBar:
     """A bar over the scenarios of a run, to be passed to the runner as `on_event`.
 
-    The remaining time is what the scenarios so far took per unit of work, times the work left. Work is counted in
-    forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one. Off a
-    terminal, in a CI log say, there is a line now and then instead, on standard error. The first failure of each cause
-    gets a line at once.
+    Off a terminal, in a CI log say, there is a line now and then instead, on standard error. The first failure of each
+    cause gets a line at once.
     """
 
     def __init__(
@@ -54,8 +53,7 @@ class ProgressBar:
         self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
         self._said = 0.0
         self._total = len(scenarios)
-        self._work_left = sum(map(work, scenarios))
-        self._work_done = 0
+        self._forecast = _Forecast(scenarios)
         self._started = 0.0
         self._hangs = 0  # in a row
         self._num_failed = self._num_contaminated = 0
@@ -91,10 +89,8 @@ class ProgressBar:
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
             self._note_failure(event.outcome)
-            self._work_done += work(event.scenario)
-            self._work_left -= work(event.scenario)
-            left = (time.monotonic() - self._started) / self._work_done * self._work_left
-            self._progress.update(self._task, left=left)
+            self._forecast.note(event.scenario, event.outcome)
+            self._progress.update(self._task, left=self._forecast.left_s(time.monotonic() - self._started))
         self._progress.update(
             self._task,
             completed=event.done,
@@ -136,11 +132,43 @@ class ProgressBar:
 
     def _line(self, done: int) -> str:
         elapsed = time.monotonic() - self._started
-        left = elapsed / max(self._work_done, 1) * self._work_left
-        remaining = f", about {_clock(left)} left" if self._work_left else ""
+        left = self._forecast.left_s(elapsed)
+        remaining = f", about {_clock(left)} left" if left else ""
         so_far = f"{done} of {counted(self._total, 'scenario')}"
         now = f"; now {self._runs}" if self._runs else ""
         return f"{so_far}, {self._failures()}, {_clock(elapsed)} elapsed{remaining}{now}"
+
+
+class _Forecast:
+    """How long the rest of a run takes: what each requirement's scenarios so far took, times those that are left.
+
+    Scenarios of one requirement cost alike, for their work; those of two may differ a hundredfold, and a run begins
+    with one of each. Work is counted in forward passes over all ranks.
+    """
+
+    def __init__(self, scenarios: Iterable[Scenario]) -> None:
+        self._left: Counter[str] = Counter()
+        self._work: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        for scenario in scenarios:
+            self._left[scenario.leading_requirement] += work(scenario)
+
+    def note(self, scenario: Scenario, outcome: Outcome) -> None:
+        """Learn from a scenario that has run."""
+        requirement, done = scenario.leading_requirement, work(scenario)
+        took_ms = sum(result.duration_ms for result in (outcome.subject, outcome.native) if result is not None)
+        self._left[requirement] -= done
+        self._work[requirement] += done
+        self._seconds[requirement] += took_ms / 1000
+
+    def left_s(self, elapsed_s: float) -> float:
+        """Return the seconds left after `elapsed_s`, in which lanes may have worked side by side; at first 0."""
+        work_done, took_s = self._work.total(), sum(self._seconds.values())
+        if not took_s:
+            return 0.0
+        average = took_s / work_done
+        rates = {name: self._seconds[name] / done for name, done in self._work.items()}
+        return elapsed_s / took_s * sum(left * rates.get(name, average) for name, left in self._left.items())
 
 
 class _Remaining(bar.ProgressColumn):

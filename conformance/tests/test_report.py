@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from conformance.report.folder import (
 )
 from conformance.report.lines import print_evidence
 from conformance.report.packed import unpacked
-from conformance.report.progress import ProgressBar
+from conformance.report.progress import ProgressBar, _Forecast
 from conformance.report.terminal import print_failures, print_report, print_totals
 from conformance.run.known_failures import MET, UNEXPECTED_PASS
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
@@ -680,6 +681,19 @@ def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
     assert 1 < len(lines) < len(scenarios)
     assert first.startswith("2 of 4 scenarios, 0 failed, ")
     assert first.endswith(" left")
+
+
+def test_the_time_left_is_what_the_scenarios_of_each_requirement_took() -> None:
+    """A run begins with one of each; the dear ones are most of what is left, whatever the cheap ones took."""
+    names = ("GRAD-01", "GRAD-02")
+    cheap, *others = (by_hand.scenario(f"gradients/{names[number > 0]}/{number}") for number in range(5))
+    forecast = _Forecast([cheap, *others])
+    assert forecast.left_s(1.0) == 0.0
+    for scenario, took_ms in ((cheap, 100.0), (others[0], 900.0)):
+        result = replace(by_hand.outcome(scenario, Verdict.PASS).subject, duration_ms=took_ms)
+        forecast.note(scenario, replace(by_hand.outcome(scenario, Verdict.PASS), subject=result))
+    assert forecast.left_s(1.0) == pytest.approx(3 * 0.9)
+    assert forecast.left_s(0.5) == pytest.approx(3 * 0.9 / 2)  # two lanes
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:

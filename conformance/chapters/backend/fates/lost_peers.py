@@ -89,7 +89,9 @@ class _Peers:
         patient = self._fate == "late"
         self._group: Any = dist.new_group(timeout=_LONG if patient else timedelta(seconds=TIMEOUT_S))
         self._rest: Any = dist.new_group(list(self._others), timeout=_LONG)
-        dist.all_reduce(torch.ones(1, device=ctx.device), group=self._group)  # they are connected, however lazily
+        patient_call = dist.AllreduceOptions()
+        patient_call.timeout = _LONG  # the first call connects, however lazily, on a machine that may be busy
+        self._group.allreduce([torch.ones(1, device=ctx.device)], patient_call).wait()
 
     def meet(self) -> str:
         """Call the operation, or meet the fate; returns what is wrong."""
