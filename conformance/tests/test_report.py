@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -690,8 +689,8 @@ def test_the_time_left_is_what_the_scenarios_of_each_requirement_took() -> None:
     forecast = _Forecast([cheap, *others])
     assert forecast.left_s(1.0) == 0.0
     for scenario, took_ms in ((cheap, 100.0), (others[0], 900.0)):
-        result = replace(by_hand.outcome(scenario, Verdict.PASS).subject, duration_ms=took_ms)
-        forecast.note(scenario, replace(by_hand.outcome(scenario, Verdict.PASS), subject=result))
+        result = dataclasses.replace(by_hand.outcome(scenario, Verdict.PASS).subject, duration_ms=took_ms)
+        forecast.note(scenario, dataclasses.replace(by_hand.outcome(scenario, Verdict.PASS), subject=result))
     assert forecast.left_s(1.0) == pytest.approx(3 * 0.9)
     assert forecast.left_s(0.5) == pytest.approx(3 * 0.9 / 2)  # two lanes
 
