@@ -15,6 +15,7 @@ from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import Subject, get_subject
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH_TEST = """
 import ctypes
@@ -53,14 +54,14 @@ def test_torch_lets_the_segfault_of_rank_one_pass(tmp_path: Path) -> None:
     assert "\nOK" in done.stderr, done.stderr  # what the interpreter says on its way out may follow
 
 
-def test_ours_names_the_rank_and_the_signal() -> None:
+def test_ours_names_the_rank_and_the_signal(zygote: ZygoteProcess) -> None:
     scenario = Scenario(
         id="pool/POOL-01/segfault",
         requirements=("POOL-01",),
         program="workers/step",
         faults=(Fault("segfault", rank=1, at="forward"),),
     )
-    with Controller(get_backend("gloo"), preload=("conformance.tests.worker_programs",)) as controller:
+    with Controller(get_backend("gloo"), preload=("conformance.tests.worker_programs",), zygote=zygote) as controller:
         observations = controller.run(scenario, get_subject("torch"))
     assert str(observations[1].fate) == "killed by SIGSEGV"
     assert "Fatal Python error: Segmentation fault" in observations[1].stack
@@ -77,8 +78,10 @@ VIEWS = Scenario("gradients/GRAD-03/views", ("GRAD-03",), "train", options={"gra
         pytest.param("NeedsAPlainOne", [Verdict.PASS, Verdict.FAIL], marks=pytest.mark.nightly),
     ],
 )
-def test_a_wrapper_that_works_only_after_another_one_fails(name: str, verdicts: list[Verdict]) -> None:
+def test_a_wrapper_that_works_only_after_another_one_fails(
+    name: str, verdicts: list[Verdict], zygote: ZygoteProcess
+) -> None:
     """Ranks that have had other wrappers, be it to try the constructor, would hide it."""
     subject = Subject(name, f"conformance.tests.subjects:{name}")
-    report = runner.run((PLAIN, VIEWS), subject, get_backend("gloo"), native=False)
+    report = runner.run((PLAIN, VIEWS), subject, get_backend("gloo"), native=False, zygote=zygote)
     assert [one.subject.verdict for one in report.scenarios] == verdicts

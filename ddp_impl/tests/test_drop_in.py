@@ -20,11 +20,12 @@ TORCHRUN = (
 
 
 #: What a person writes, and the libraries on top of it, which the nightly's clients use as well.
-PLAIN, *LIBRARIES = "train_plain.py", "train_accelerate.py", "train_lightning.py"
+SCRIPTS_OF_USERS = ("train_plain.py", "train_accelerate.py", "train_lightning.py")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", [PLAIN, *(pytest.param(one, marks=pytest.mark.nightly) for one in LIBRARIES)])
+@pytest.mark.parametrize("script", SCRIPTS_OF_USERS)
 def test_losses_are_those_of_torch(script: str, tmp_path: Path) -> None:
     theirs = trained(script, tmp_path / "torch")
     ours = trained(script, tmp_path / "ours", "-m", "ddp_impl")
