@@ -74,9 +74,7 @@ def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_o
     "backend",
     [pytest.param("gloo", marks=pytest.mark.nightly), "conformance.chapters.backend.values.mutants:reduces_to_rank_0"],
 )
-def test_another_failure_in_a_scenario_that_gloo_breaks_is_new(
-    tmp_path: Path, backend: str, lent_zygote: None
-) -> None:
+def test_another_failure_in_a_scenario_that_gloo_breaks_is_new(tmp_path: Path, backend: str, lent_zygote: None) -> None:
     name = "values/VAL-05/reduce-world2"  # gloo leaves partial sums on other ranks than the root
     given = ["run", name, "--profile", "backend", "--baseline", "--backend", backend, "--report", str(tmp_path)]
     done = CliRunner().invoke(main, given)
