@@ -26,6 +26,7 @@ LIFETIMES = (
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
 #: What else goes on: nothing, collectives of a second group, others of the same group in flight, another thread's.
 NEIGHBOURS = ("none", "busy-group", "in-flight", "thread")
+#: What is passed, in operations that only copy also any bits; subnormal numbers, to be reduced, are apart.
 DATA = ("numbers", "bits")
 
 _OF_REDUCTIONS = {"PRODUCT": "product", "AVG": "avg", "PREMUL_SUM": "premul_sum", **dict.fromkeys(BITWISE, "bitwise")}
@@ -106,6 +107,8 @@ class Cell:
         if reduction == "PREMUL_SUM" and self.dtype not in FLOATS:
             return False
         if reduction and (self.dtype in FLOAT8 or self.data == "bits"):
+            return False
+        if self.data == "subnormals" and (reduction not in ("SUM", "MAX", "MIN") or self.dtype not in FLOATS):
             return False
         if self.reads == "expanded" and (what.in_place or what.single or what.of_pairs or self.form == "scalar"):
             return False

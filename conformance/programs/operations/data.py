@@ -35,6 +35,8 @@ _ODD_PATTERNS = {
     4: (0x7F800001, 0x7FC0BEEF, -(2**31), 1, 0x7F800000, -0x7F8F0F),
     2: (0x7C01, 0x7FC1, -(2**15), 1, 0x7C00, 0x7F80),
 }
+#: bfloat16 has 127 subnormal numbers above zero; the sum of eight ranks' is one of them.
+_MOST_SUBNORMAL = 127 // MOST_RANKS
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _MASK = 2**62 - 1
 
@@ -95,6 +97,14 @@ def bits(name: str, length: int, *, source: int, target: int, turn: int) -> Tens
     for place, pattern in enumerate(odd[: len(words)]):
         words[(place + source) % len(words)] = pattern
     return words.view(dtype)
+
+
+def subnormals(name: str, length: int, *, source: int, target: int, turn: int) -> Tensor:
+    """Return `length` small multiples of the smallest number above zero: sums of all ranks' are subnormal and exact."""
+    dtype = dtype_of(name)
+    noise = _noise(length, source + 1, target + 2, turn)
+    whole = (1 + noise % _MOST_SUBNORMAL) * (1 - 2 * (noise >> 40 & 1))
+    return (whole.double() * (torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)).to(dtype)
 
 
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.programs.operations.arithmetic import converted, scaled
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
-from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel
+from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel, subnormals
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
 from conformance.truth.difference import equal_values
 
@@ -61,6 +61,8 @@ class Truth:
         key = {"source": source, "target": block.target, "turn": self.turn}
         if cell.data == "bits":
             values = bits(cell.dtype, length // max(1, rows), **key)
+        elif cell.data == "subnormals":
+            values = subnormals(cell.dtype, length // max(1, rows), **key)
         else:
             values = numbers(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
         return values.repeat(rows)
@@ -119,6 +121,8 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     if int(unwritten.sum()) == int(differs.sum()) and _fill_tells(truth.cell, int(differs.sum())):
         some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
         return f"; {some} was written" if some == "nothing" else f"; {some} were not written"
+    if got.is_floating_point() and _is_flushed(truth.received(blocks)[differs], got[differs]):
+        return "; subnormal numbers were flushed to zero"
     if int(differs.sum()) > 1 and _is_permuted(truth.received(blocks), got):
         return _IN_WRONG_PLACES
     start = 0
@@ -204,6 +208,12 @@ def _is_unwritten(got: Tensor) -> Tensor:
     """Return which elements are still the sentinel."""
     size = got.element_size()
     return (got.contiguous().view(torch.uint8).view(-1, size) == sentinel(got.dtype)).all(1)
+
+
+def _is_flushed(expected: Tensor, got: Tensor) -> bool:
+    """Whether numbers below the smallest normal one came as zero."""
+    expected, got, least = expected.double(), got.double(), torch.finfo(expected.dtype).smallest_normal
+    return not bool(got.any()) and bool(((expected != 0) & (expected.abs() < least)).all())
 
 
 def _is_permuted(expected: Tensor, got: Tensor) -> bool:

@@ -33,6 +33,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("OP-06", average, 3, 4)
     alone = every_cell(REDUCING, FLOATS, op="AVG", numel=(1, 7, 8, 9, 1023, 1024), group="alone")
     yield from _grid.cells("OP-07", alone, 1, 2)
+    small = every_cell(REDUCING, FLOATS, op=("SUM", "MAX", "MIN"), numel=(3, 300), data="subnormals", root=1)
+    yield from _grid.cells("OP-11", small, 2, 3)
     every_way = [
         Cell(operation, "int32", op, path=path, lifetime=lifetime, root=1)
         for operation in REDUCING
