@@ -170,7 +170,7 @@ class _Trial:
         self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
         self._groups, self._device, self._changed = groups, ctx.device, changed
         size = group.size()
-        self._place = Place(group.rank(), size, cell.root % size)
+        self._place = Place(group.rank(), size, cell.root % size, cell.tensors)
 
     def run(self) -> str:
         """Return what is wrong, as a clause; empty if nothing is.

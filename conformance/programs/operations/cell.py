@@ -43,7 +43,7 @@ class Cell:
     """One operation with a value on each axis; `numel` elements are in one block, `turns` are rounds with new data.
 
     `peer` late: the last rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
-    the root as they were.
+    the root as they were. A coalesced operation has so many `tensors`.
     """
 
     operation: str
@@ -63,6 +63,7 @@ class Cell:
     turns: int = 1
     peer: str = ""
     strict: bool = False
+    tensors: int = 3
 
     @property
     def what(self) -> Operation:
@@ -163,6 +164,8 @@ class Cell:
             parts.append(f"last rank {self.peer}")
         if self.turns > 1:
             parts.append(f"{self.turns} rounds")
+        if self.tensors != _DEFAULTS["tensors"]:
+            parts.append(f"{self.tensors} tensors in the call")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

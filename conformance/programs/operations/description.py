@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle, islice
 from types import MappingProxyType
 
 from conformance.programs.operations.data import ALL
@@ -11,11 +12,15 @@ from conformance.programs.operations.data import ALL
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands in a group: its rank there, the group's size, and the root's rank there."""
+    """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
+
+    `tensors` are in one call of a coalesced operation.
+    """
 
     rank: int
     size: int
     root: int = 0
+    tensors: int = 3
 
     @property
     def is_root(self) -> bool:
@@ -119,11 +124,14 @@ def _from_previous(place: Place) -> tuple[Blocks, ...]:
 
 
 def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
-    """Return three tensors instead of one, of different lengths."""
+    """Return several tensors instead of one, of different lengths."""
 
     def lengthened(place: Place) -> tuple[Blocks, ...]:
         (blocks,) = parts(place)
-        return tuple(tuple(Block(block.source, block.target, length) for block in blocks) for length in (1, 3, 2))
+        return tuple(
+            tuple(Block(block.source, block.target, length) for block in blocks)
+            for length in islice(cycle((1, 3, 2)), place.tensors)
+        )
 
     return lengthened
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import SUM, WorkAround, spoils, spoils_work, with_reduction
+from conformance.mutants.spoilt import SUM, WorkAround, finished, spoils, spoils_work, with_reduction
 
 
 @spoils("allreduce_coalesced")
@@ -65,3 +65,13 @@ def stays_in_the_block(group: Any, call: Any, tensors: Any, *options: Any) -> An
     if tensors[0].shape == torch.Size([3]):
         return group.inner.barrier()
     return call(tensors, *options)
+
+
+@spoils("allreduce_coalesced")
+def reduces_sixteen(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a coalesced call reduces the first sixteen of its tensors."""
+    kept = [tensor.clone() for tensor in tensors[16:]]
+    work = finished(call(tensors, *options))
+    for tensor, before in zip(tensors[16:], kept, strict=True):
+        tensor.copy_(before)
+    return work

@@ -21,6 +21,9 @@ def scenarios() -> Iterator[Scenario]:
     singles = every_cell(OF_GROUPS, dtypes, numel=sizes, path="group")
     yield from _grid.cells("COAL-02", singles, 2, 3, 4)
     operations = ("all_reduce_coalesced", *OF_GROUPS)
+    for requirement, coalesced in (("COAL-01", operations[:1]), ("COAL-02", OF_GROUPS)):
+        many = every_cell(coalesced, ["float32"], path=("group", "functional", "public"), tensors=(1, 2, 8, 40))
+        yield from _grid.cells(requirement, many, 2, 3, by="path")
     axes = {"numel": (7, 20_000), "lifetime": ("sync", "wait"), "peer": ("", "late")}
     blocks = every_cell(operations, ["float32"], **axes)
     yield from _grid.cells("COAL-03", blocks, 2, 3)
