@@ -315,12 +315,13 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
     )
 
 
-_MANY = ("64 isends of 256 KiB to each neighbour", "the message of an irecv that is done")
+#: The second one comes last: what fails in it may leave messages behind.
+_MANY = ("the message of an irecv that is done", "64 isends of 256 KiB to each neighbour")
 
 
-@judged("many_messages", always(*_MANY), speaks_for={_MANY[1]: ("P2P-12",)})
+@judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
 def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send 64 long messages at once; poll a message until it is done, and look at it."""
+    """Wait for a message that comes late, and look at it; send 64 long messages at once."""
     size = ctx.world_size
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 
@@ -343,4 +344,4 @@ def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
         sending.wait()
         return wrong
 
-    return {_MANY[0]: long, _MANY[1]: done}
+    return {_MANY[0]: done, _MANY[1]: long}
