@@ -94,7 +94,8 @@ class SimWork(dist.Work):
     def synchronize(self) -> None:
         """Make the current stream wait; the host goes on."""
         for inner in self._inners:
-            if not inner.is_completed():  # a receipt that is over would wait for another message
+            # A receipt that is over would wait for another message; what has failed raises its error.
+            if not inner.is_completed() or not inner.is_success():
                 inner.wait()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
