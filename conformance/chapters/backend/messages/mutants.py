@@ -90,6 +90,17 @@ def sends_when_asked(group: Any, call: Any, tensors: Any, peer: int, tag: int) -
     return finished(call(tensors, peer, tag))
 
 
+@spoils("send")
+def sends_the_33rd_when_asked(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: isend waits for its peer while 32 messages are under way."""
+    sent: list[Any] = group.__dict__.setdefault("sent", [])
+    work = call(tensors, peer, tag)
+    sent.append(work)
+    if len(sent) > 32:
+        sent.pop(0).wait()
+    return work
+
+
 @spoils("recv")
 def receives_at_once(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
     """BUG: irecv waits for its message, so that ranks that receive first wait for each other."""

@@ -212,25 +212,29 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
     return {_SELF[0]: asynchronous, _SELF[1]: synchronous}
 
 
-_WAITING = ("isend comes back before irecv is called", "isend first on both sides", "irecv first on both sides")
+_WAITING = (
+    "isend comes back before irecv is called", "isend first on both sides", "irecv first on both sides",
+    "100 isends come back before irecv is called",
+)  # fmt: skip
 
 
-@judged("who_waits_for_whom", always(*_WAITING), speaks_for={_WAITING[0]: ("P2P-06",), "*on both sides": ("P2P-07",)})
+@judged("who_waits_for_whom", always(*_WAITING), speaks_for={"*is called": ("P2P-06",), "*on both sides": ("P2P-07",)})
 def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
     """Send to a rank that has not asked yet; exchange with a neighbour in either order."""
     size = ctx.world_size
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 
-    def early() -> str:
-        board, wrong = Board("isend"), ""
-        work = _isend(ctx, _message(ctx, ctx.rank, following), following)
+    def early(number: int) -> str:
+        board, wrong = Board(f"isend of {number}"), ""
+        turns = [turn % _NUM_MESSAGES for turn in range(number)]
+        works = [_isend(ctx, _message(ctx, ctx.rank, following, turn), following) for turn in turns]
         board.put(f"sent/{ctx.rank}")
         if board.lacking([f"sent/{rank}" for rank in range(size)], _PATIENCE):
             wrong = "some rank's isend did not come back before its peer's irecv"
-        room = _room(ctx)
-        _irecv(ctx, room, previous).wait()
-        work.wait()
-        return wrong or _wrong(ctx, room, previous)
+        rooms = [_room(ctx) for _ in turns]
+        for work in [*(_irecv(ctx, room, previous) for room in rooms), *works]:
+            work.wait()
+        return wrong or _first_of(_wrong(ctx, room, previous, turn) for room, turn in zip(rooms, turns, strict=True))
 
     def exchange(*, receives_first: bool) -> str:
         room = _room(ctx)
@@ -243,9 +247,10 @@ def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
         return _wrong(ctx, room, previous)
 
     return {
-        _WAITING[0]: early,
+        _WAITING[0]: partial(early, 1),
         _WAITING[1]: lambda: exchange(receives_first=False),
         _WAITING[2]: lambda: exchange(receives_first=True),
+        _WAITING[3]: partial(early, 100),
     }
 
 
