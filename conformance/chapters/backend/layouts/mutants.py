@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conformance.mutants.spoilt import finished, spoils
 
@@ -180,3 +181,12 @@ def writes_through_autograd(group: Any, call: Any, tensors: Any, *options: Any) 
     if errors:
         raise errors[0]
     return work
+
+
+@spoils("allgather")
+def fills_a_buffer_from_the_front(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: slots in one buffer are filled in the order of their addresses."""
+    slots = list(outputs[0])
+    if len({one.untyped_storage().data_ptr() for one in slots}) == 1:
+        slots.sort(key=Tensor.data_ptr)
+    return call([slots], inputs, *options)
