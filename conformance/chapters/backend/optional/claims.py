@@ -14,12 +14,12 @@ from conformance.programs.operations.calls import device_backend, named
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
 
-_NAMES = ("what it supports", "what it is called", "its options")
+_NAMES = ("what it supports", "what it is called", "its options", "the stores of two groups")
 
 
 @judged(
     "claims_of_a_backend", always(*_NAMES),
-    speaks_for={_NAMES[0]: ("OPT-01",), _NAMES[1]: ("OPT-02",), _NAMES[2]: ("OPT-05",)},
+    speaks_for={_NAMES[0]: ("OPT-01",), _NAMES[1]: ("OPT-02",), _NAMES[2]: ("OPT-05",), _NAMES[3]: ("OPT-06",)},
 )  # fmt: skip
 def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
     """Ask the backends of groups of all ranks, and of one.
@@ -27,7 +27,8 @@ def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
     One that a claim is missing from, as from a group in Python, claims nothing.
     """
     timeout = timedelta(seconds=77)
-    owners: list[Any] = [device_backend(dist.new_group(timeout=timeout), ctx.device) for _ in range(2)]
+    groups: list[Any] = [dist.new_group(timeout=timeout) for _ in range(2)]
+    owners: list[Any] = [device_backend(group, ctx.device) for group in groups]
     owner = owners[0]
 
     def supports() -> str:
@@ -51,7 +52,15 @@ def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
         held = getattr(getattr(owner, "options", None), "_timeout", timeout)
         return unlike("the timeout in its options is", held, timeout)
 
-    return dict(zip(_NAMES, (supports, called, options), strict=True))
+    def stores() -> str:
+        try:
+            one, other = (group.get_group_store() for group in groups)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return ""
+        one.set(key := f"of the first group/{ctx.rank}", "")
+        return f"what is set in one is found in the other: {key!r}" if other.check([key]) else ""
+
+    return dict(zip(_NAMES, (supports, called, options, stores), strict=True))
 
 
 def _claimed(name: str, claim: bool | None, method: Any) -> str:

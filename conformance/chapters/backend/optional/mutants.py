@@ -7,6 +7,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore, Store
+
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import of_class
 
@@ -45,3 +47,14 @@ class shows_the_default_timeout(Relay):
     """BUG: its options show half an hour, whatever timeout a group was made with."""
 
     options = SimpleNamespace(_timeout=timedelta(minutes=30))
+
+
+@of_class
+class hands_out_everybodys_store(Relay):
+    """BUG: all groups hand out the one store that ranks have met in."""
+
+    def get_group_store(self) -> Store:
+        store = super().get_group_store()
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        return store
