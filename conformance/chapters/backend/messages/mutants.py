@@ -155,3 +155,28 @@ def has_room_for_32(group: Any, call: Any, tensors: Any, peer: int, tag: int) ->
 def received_too_early(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: a receive is done before its data is there."""
     return True
+
+
+@spoils("send")
+def sent_too_early(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: a send is done while its data is still read from the tensor."""
+    work = call(tensors, peer, tag)
+    group.__dict__.setdefault("under_way", []).append((work, tensors))
+
+    class Done(WorkAround):
+        def wait(self, *timeout: Any) -> bool:
+            return True
+
+    return Done(work)
+
+
+@spoils("send")
+def keeps_eight_messages(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: a message of one size takes the memory of the eighth before it, which may not be received yet."""
+    slots: dict[tuple[int, int], list[Any]] = group.__dict__.setdefault("slots", {})
+    ring = slots.setdefault((peer, tensors[0].numel()), [])
+    if tensors[0].numel() == 1 or not tensors[0].is_contiguous():
+        return call(tensors, peer, tag)
+    slot = ring.pop(0).copy_(tensors[0]) if len(ring) == 8 else tensors[0].clone()
+    ring.append(slot)
+    return call([slot], peer, tag)

@@ -17,7 +17,9 @@ from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
-_NUM_MESSAGES = 8
+_NUM_IN_ORDER = 8
+#: So many messages are told from each other; a prime, so that no ring of slots hides which one came.
+_NUM_MESSAGES = 101
 _PATIENCE = timedelta(seconds=3)
 #: A wrong message is looked at again after this time: the right one that comes later tells of a receive done too early.
 _LINGER_S = 0.3
@@ -99,7 +101,7 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def several(*, backwards: bool) -> str:
-        sent = [_message(ctx, ctx.rank, following, number) for number in range(_NUM_MESSAGES)]
+        sent = [_message(ctx, ctx.rank, following, number) for number in range(_NUM_IN_ORDER)]
         rooms = [_room(ctx) for _ in sent]
         works = [_isend(ctx, tensor, following) for tensor in sent] + [_irecv(ctx, room, previous) for room in rooms]
         for work in reversed(works) if backwards else works:
@@ -318,6 +320,34 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
             strict=True,
         )
     )
+
+
+_SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000))
+_DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
+#: So much later than it is sent a message is asked for.
+_LATE_S = 0.05
+
+
+@judged("messages_written_over", always(*_DONE))
+def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send from ranks of even numbers to the next ones, which ask late; write over what was sent once that is done."""
+
+    def over(how: str, numel: int) -> str:
+        if ctx.rank % 2:
+            room = _room(ctx, numel)
+            time.sleep(_LATE_S)
+            _irecv(ctx, room, ctx.rank - 1).wait()
+            return _wrong(ctx, room, ctx.rank - 1)
+        if (target := ctx.rank + 1) < ctx.world_size:
+            sent = _message(ctx, ctx.rank, target, 0, numel)
+            if how == "isend":
+                _isend(ctx, sent, target).wait()
+            else:
+                dist.send(sent, group=ctx.process_group, group_dst=target)
+            sent.fill_(-2)
+        return ""
+
+    return {name: partial(over, *sent) for name, sent in zip(_DONE, _SENT, strict=True)}
 
 
 #: The second one comes last: what fails in it may leave messages behind.
