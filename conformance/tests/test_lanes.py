@@ -104,6 +104,9 @@ def test_there_are_as_many_lanes_as_processors_and_memory_allow(monkeypatch: pyt
     monkeypatch.setattr("conformance.run.lanes._available_bytes", lambda: 100 * GIB)
     assert num_lanes(GLOO) == 8
     assert num_lanes(GLOO, num_scenarios=20) == 1
+    for processors, lanes in ((1, 1), (2, 2), (3, 2), (6, 3)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, number=processors: range(number))
+        assert num_lanes(GLOO) == lanes
 
 
 @pytest.mark.parametrize(("device_bytes", "lanes"), [(None, 1), (8 * GIB, 1), (24 * GIB, 2), (80 * GIB, 4)])
