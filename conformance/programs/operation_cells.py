@@ -224,18 +224,18 @@ class _Trial:
         cell, what, place = self._cell, self._cell.what, self._place
         dtype = dtype_of(cell.dtype)
 
-        def arena(blocks: Blocks, layout: str) -> Arena:
-            return Arena.of(truth.shape(blocks), dtype, layout, self._device)
+        def arenas(tensors: tuple[Blocks, ...], layout: str) -> list[Arena]:
+            return Arena.list_of([truth.shape(blocks) for blocks in tensors], dtype, layout, self._device)
 
-        inputs = [arena(blocks, cell.reads) for blocks in what.inputs(place)]
+        inputs = arenas(what.inputs(place), cell.reads)
         for one, blocks in zip(inputs, what.inputs(place), strict=True):
             one.fill(truth.sent(blocks).to(self._device))
         if what.in_place and cell.path != "functional":
             # A rank that passes nothing has room for what it gets.
-            return inputs, inputs or [arena(blocks, cell.writes) for blocks in what.outputs(place)]
+            return inputs, inputs or arenas(what.outputs(place), cell.writes)
         if what.in_place and not inputs:  # the functional broadcast takes a tensor on every rank
-            inputs = [arena(blocks, cell.reads) for blocks in what.outputs(place)]
-        outputs = [arena(blocks, cell.writes) for blocks in what.outputs(place)]
+            inputs = arenas(what.outputs(place), cell.reads)
+        outputs = arenas(what.outputs(place), cell.writes)
         return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
 
     def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:

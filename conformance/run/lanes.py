@@ -28,7 +28,7 @@ Work = Callable[[Iterator[Task]], Generator[Result]]
 
 #: A lane whose two DDPs run with two ranks each, and which judges one scenario while the next runs, keeps so many busy.
 _PROCESSORS_OF_A_LANE = 2
-#: One lane leaves a third of two processors idle; two took 0.86 of its time (torch 2.13, 2 cores, four selections).
+#: One lane leaves a third of two processors idle; two took 0.87 of its time (torch 2.13, 2 cores, four selections).
 _FEWEST_LANES = 2
 #: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
 _BYTES_OF_A_LANE = 2 * 2**30

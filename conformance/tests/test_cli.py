@@ -288,16 +288,8 @@ def test_a_signal_leaves_a_partial_report_and_no_process(tmp_path: Path, signum:
     announcements = tmp_path / "announcements"
     os.mkfifo(announcements)
     report = tmp_path / "report"
-    command = [
-        sys.executable,
-        "-c",
-        "from conformance.cli import main; main()",
-        "run",
-        "GRAD-01",
-        "--no-native",
-        "--jobs",
-        "1",
-    ]
+    arguments = ["run", "GRAD-01", "--no-native", "--jobs", "1"]
+    command = [sys.executable, "-c", "from conformance.cli import main; main()", *arguments]
     run = subprocess.Popen(
         [*command, "--ddp", f"{SUBJECTS}:Announcing", "--report", str(report)],
         env={**os.environ, "ANNOUNCE": str(announcements), "TMPDIR": str(tmp_path)},

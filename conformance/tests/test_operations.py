@@ -106,6 +106,17 @@ def test_a_tensor_lies_in_its_arena_and_what_happens_round_it_is_seen(layout: st
     assert "outside of it changed" in arena.touched()
 
 
+def test_those_of_a_list_may_lie_backwards_in_one_piece() -> None:
+    first, second = Arena.list_of([(3,), (2,)], torch.float32, "backwards", CPU)
+    assert first.tensor.data_ptr() - second.tensor.data_ptr() == 2 * first.tensor.element_size()
+    for one, values in ((first, torch.ones(3)), (second, torch.ones(2))):
+        one.fill(values)
+    first.tensor.add_(1)
+    assert ("elements changed" in first.changed(), second.changed(), second.touched()) == (True, "", "")
+    first.memory[0] ^= 0x11
+    assert "outside of it changed" in second.touched()
+
+
 def test_every_output_of_every_operation_is_sent_by_somebody() -> None:
     """What a rank must get is what the others' inputs hold, so that nothing right is called wrong."""
     for operation in OPERATIONS.values():

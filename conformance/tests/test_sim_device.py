@@ -12,6 +12,11 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.backends.sim_device import build
 from conformance.errors import BackendError
+from conformance.run import runner
+from conformance.subjects.subject import NO_DDP
+from conformance.suite import load_scenarios
+from conformance.verdict import Verdict
+from conformance.workers.zygote_process import ZygoteProcess
 
 #: The first of them compiles the device: half a minute on an idle machine, and many on one with which others are busy.
 pytestmark = pytest.mark.timeout(1800)
@@ -82,6 +87,13 @@ def test_the_host_cannot_touch_device_memory() -> None:
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))
     assert done.stdout.split() == ["6", "True", "True"], done.stderr
+
+
+@needs_compiler
+def test_a_wait_raises_what_gloo_has_ended_with(zygote: ZygoteProcess) -> None:
+    bitwise = next(one for one in load_scenarios() if one.id == "reductions/OP-10/bitwise-of-floats-world2")
+    (found,) = runner.run([bitwise], NO_DDP, get_backend("sim"), native=False, zygote=zygote).scenarios
+    assert found.subject.verdict is Verdict.PASS, found.subject.summary
 
 
 def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

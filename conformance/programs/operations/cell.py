@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
-from conformance.programs.operations.description import OPERATIONS, Operation
+from conformance.programs.operations.description import OPERATIONS, Operation, Place
 from conformance.programs.operations.memory import shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
@@ -114,6 +114,11 @@ class Cell:
         if self.reads == "expanded" and (what.in_place or what.single or what.of_pairs or self.form == "scalar"):
             return False
         if "expanded" in self.writes or (what.in_place and self.reads != self.writes):
+            return False
+        if any(
+            layout == "backwards" and len(tensors(Place(0, 2))) < 2
+            for layout, tensors in ((self.reads, what.inputs), (self.writes, what.outputs))
+        ):
             return False
         if self.form != "flat" and {self.reads, self.writes} != {"contiguous"}:
             return False

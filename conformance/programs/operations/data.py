@@ -55,7 +55,7 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
     """
     dtype = dtype_of(name)
     noise = _noise(length, source + 1, target + 2, turn)
-    sign = 1 - 2 * (noise >> 40 & 1)
+    sign = _sign(noise)
     if name == "bool":
         return (noise & 1).bool()
     if name in FLOAT8:
@@ -63,7 +63,7 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
     if name in COMPLEX:
         imaginary = _noise(length, source + 1, target + 2, turn + 1000)
         most = _MAGNITUDES[name] // (4 * size)
-        parts = [(1 + part % most) * (1 - 2 * (part >> 40 & 1)) for part in (noise, imaginary)]
+        parts = [(1 + part % most) * _sign(part) for part in (noise, imaginary)]
         if op == "AVG":
             parts = [part * size for part in parts]
         return (torch.complex(parts[0].double(), parts[1].double()) / _PARTS).to(dtype)
@@ -103,7 +103,7 @@ def subnormals(name: str, length: int, *, source: int, target: int, turn: int) -
     """Return `length` small multiples of the smallest number above zero: sums of all ranks' are subnormal and exact."""
     dtype = dtype_of(name)
     noise = _noise(length, source + 1, target + 2, turn)
-    whole = (1 + noise % _MOST_SUBNORMAL) * (1 - 2 * (noise >> 40 & 1))
+    whole = (1 + noise % _MOST_SUBNORMAL) * _sign(noise)
     return (whole.double() * (torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)).to(dtype)
 
 
@@ -155,6 +155,11 @@ def _noise(length: int, *key: int) -> Tensor:
     noise *= 0x369DEA0F31A53F85
     noise ^= (noise >> 32).bitwise_and_(2**32 - 1)
     return noise.bitwise_and_(_MASK)
+
+
+def _sign(noise: Tensor) -> Tensor:
+    """Return 1 or -1 for each number."""
+    return 1 - 2 * (noise >> 40 & 1)
 
 
 # Nobody writes into what the next two return: blocks of one length are made by the thousand.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +11,24 @@ from torch import Tensor
 
 from conformance.programs.operations.data import sentinel
 
-#: How a tensor lies in memory. `expanded` can only be read: its rows are one row.
-LAYOUTS = ("contiguous", "transposed", "strided", "channels_last", "expanded", *(f"offset-{n}" for n in range(1, 16)))
+#: How a tensor lies in memory. `expanded` can only be read: its rows are one row. `backwards` lie those of a list, in
+#: one piece, the last one first.
+LAYOUTS = (
+    "contiguous", "transposed", "strided", "channels_last", "expanded", "backwards",
+    *(f"offset-{n}" for n in range(1, 16)),
+)  # fmt: skip
 #: So many elements lie before and after every tensor.
 _GUARD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A tensor and all the memory round it."""
+    """A tensor and all the memory round it, in which others may lie `beside` it."""
 
     tensor: Tensor
     memory: Tensor
     before: Tensor
+    beside: tuple[Tensor, ...] = ()
 
     @staticmethod
     def of(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> Arena:
@@ -37,6 +43,18 @@ class Arena:
         memory = raw.view(dtype)
         return Arena(memory.as_strided(shape, strides, start), raw, raw.clone())
 
+    @staticmethod
+    def list_of(
+        shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, layout: str, device: torch.device
+    ) -> list[Arena]:
+        """Return a tensor of each of `shapes`."""
+        if layout != "backwards":
+            return [Arena.of(shape, dtype, layout, device) for shape in shapes]
+        whole = Arena.of((sum(map(math.prod, shapes)),), dtype, "contiguous", device)
+        pieces = whole.tensor.split([math.prod(shape) for shape in reversed(shapes)])
+        tensors = tuple(piece.view(shape) for piece, shape in zip(reversed(pieces), shapes, strict=True))
+        return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
+
     def fill(self, values: Tensor) -> None:
         """Put `values`, of as many elements, into the tensor in logical order, and take that for its first state."""
         if self.tensor.dim() and self.tensor.numel() and self.tensor.stride(0) == 0 and self.tensor.shape[0] > 1:
@@ -48,15 +66,16 @@ class Arena:
     def touched(self) -> str:
         """Return which bytes outside of the tensor have changed, as a clause; empty if none has."""
         size = self.tensor.element_size()
-        if self.tensor.is_contiguous():  # as nearly all are; megabytes of indices take longer than the operation
+        # Nearly all are contiguous and alone; megabytes of indices take longer than the operation.
+        if self.tensor.is_contiguous() and not self.beside:
             start = self.tensor.storage_offset() * size
             end = start + self.tensor.numel() * size
             around = (slice(None, start), slice(end, None))
             if all(torch.equal(self.memory[part], self.before[part]) for part in around):
                 return ""
         wrong = (self.memory != self.before).view(-1, size)
-        place = (self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
-        if self.tensor.numel():  # whatever is in the tensor may change
+        for one in filter(Tensor.numel, (self.tensor, *self.beside)):  # whatever is in them may change
+            place = (one.shape, one.stride(), one.storage_offset())
             wrong[torch.arange(len(wrong), device=wrong.device).as_strided(*place).reshape(-1)] = False
         found = wrong.view(-1).nonzero().flatten()
         if not len(found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.variants import Variant, arguments, each
+from conformance.chapters.variants import each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
@@ -19,8 +19,6 @@ _BESIDE_LARGE = tuple(length + more for length in _LARGE for more in (-1, 1))
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
-#: What takes a list of tensors, or gives one.
-_OF_LISTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 _SPREAD = ("transposed", "strided")
 
 
@@ -43,6 +41,17 @@ def scenarios() -> Iterator[Scenario]:
         for offset in range(1, 16)
     ]
     yield from _grid.cells("LAY-08", cells, 2)
+    cells = [
+        Cell(operation, dtype, numel=5, root=root, reads=reads, writes=writes, path=path)
+        for operation in OPERATIONS
+        for dtype in _DTYPES
+        for root in (0, 1)
+        for reads in ("contiguous", "backwards")
+        for writes in ("contiguous", "backwards")
+        if "backwards" in (reads, writes)
+        for path in ("public", "group")
+    ]
+    yield from _grid.cells("LAY-14", cells, 2, 3)
     cells = every_cell(OPERATIONS, _DTYPES, numel=(1, 6, 257), root=1, in_place=True)
     yield from _grid.cells("LAY-09", cells, 2, 3, 4)
     for world_size in (2, 3):
@@ -50,10 +59,6 @@ def scenarios() -> Iterator[Scenario]:
         wrong = each("case", ["wrong-splits"])
         yield from _grid("LAY-11", "", "refused_calls", world_size, wrong, needs=("all_to_all",))
         yield from _grid("LAY-12", "empty-splits", "empty_splits", world_size, needs=("all_to_all",))
-        for operation in _OF_LISTS:
-            needs = tuple(filter(None, [OPERATIONS[operation].needs]))
-            given = arguments(operation=operation) | Variant(needs=needs)
-            yield from _grid("LAY-14", operation.replace("_", "-"), "views_of_one_buffer", world_size, given)
         yield from _grid("LAY-13", "kinds-of-tensors", "kinds_of_tensors", world_size)
 
 

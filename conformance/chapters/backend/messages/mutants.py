@@ -175,8 +175,6 @@ def keeps_eight_messages(group: Any, call: Any, tensors: Any, peer: int, tag: in
     """BUG: a message of one size takes the memory of the eighth before it, which may not be received yet."""
     slots: dict[tuple[int, int], list[Any]] = group.__dict__.setdefault("slots", {})
     ring = slots.setdefault((peer, tensors[0].numel()), [])
-    if tensors[0].numel() == 1 or not tensors[0].is_contiguous():
-        return call(tensors, peer, tag)
     slot = ring.pop(0).copy_(tensors[0]) if len(ring) == 8 else tensors[0].clone()
     ring.append(slot)
     return call([slot], peer, tag)
