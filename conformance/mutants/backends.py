@@ -59,7 +59,12 @@ def SumsForMax(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
 @spoils("allreduce")
 def LocalSparse(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: sparse tensors stay what they were on each rank."""
-    return call([each.clone() for each in tensors] if tensors[0].is_sparse else tensors, *options)
+    if not tensors[0].is_sparse:
+        return call(tensors, *options)
+    before = tensors[0].clone()
+    work = finished(call(tensors, *options))
+    tensors[0].copy_(before)  # for whoever reads the tensor as for whoever asks the Work
+    return work
 
 
 @spoils("broadcast")
