@@ -24,12 +24,12 @@ class Look:
     def __init__(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """Look at what the collective is `given`; it will have left its result in `written`."""
         self._given, self._issued_at = in_short(given), _issued_at(sys._getframe(1))
-        self._written: Sequence[Tensor] = written
+        self.written: Sequence[Tensor] = written
         self._left = ""
 
     def land(self) -> None:
         """Look at what it has left."""
-        self._left, self._written = in_short(self._written), ()
+        self._left, self.written = in_short(self.written), ()
 
     def carried(self) -> Carried:
         """Return what was seen."""

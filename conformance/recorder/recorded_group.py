@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import torch
@@ -144,10 +143,10 @@ class RecordedWork(dist.Work):
             return future
         with self._log.calling_backend():
             future = self._inner.get_future()
+        if any(flight.look is not None for flight in self._flights):
+            future = _after_a_look(future, self._flights)
         for flight in self._flights:
             flight.poll = future.done
-            if flight.look is not None:  # at once: whoever takes the future may change what the collective has left
-                future.add_done_callback(partial(_land, flight))
         return future
 
     def is_success(self) -> bool:
@@ -171,8 +170,25 @@ class RecordedWork(dist.Work):
         return present(self._inner).source_rank()
 
 
-def _land(flight: Flight, _: object) -> None:
-    flight.land()
+def _after_a_look(future: torch.futures.Future[Any], flights: Sequence[Flight]) -> torch.futures.Future[Any]:
+    """Return a future that ends as `future` does, once all `flights` have been looked at.
+
+    Whoever takes it may change what the collective has left. A look as a callback of `future` would not always come
+    first: the backend's thread runs those that it finds when the collective ends, the caller runs a later one at once.
+    """
+    devices = {tensor.device for flight in flights if flight.look is not None for tensor in flight.look.written}
+    looked: torch.futures.Future[Any] = torch.futures.Future(devices=[it for it in devices if it.type != "cpu"])
+
+    def look(ended: torch.futures.Future[Any]) -> None:
+        for flight in flights:
+            flight.land()
+        try:
+            looked.set_result(ended.value())
+        except Exception as error:
+            looked.set_exception(error)
+
+    future.add_done_callback(look)
+    return looked
 
 
 class RecordedGroup(dist.ProcessGroup):
