@@ -41,7 +41,7 @@ OnEvent = Callable[[Progress], None]
 
 #: While one scenario is judged, the next one runs. The one after that begins, too, while so many processors are idle:
 #: ranks that hang, until their deadline or another one's timeout, or that wait for each other, leave them so.
-_IDLE_PROCESSORS = 0.8
+_IDLE_PROCESSORS = 0.3
 #: So often that is looked at, and so long another one waits in any case.
 _LOOK_S, _PATIENCE_S = 0.05, 2.0
 #: So many scenarios at most are waited for.
