@@ -289,7 +289,8 @@ class _Trial:
         if wrong and may_come_later and self._patience.until(lambda: not self._wrong_now(truth, blocks, results)):
             return ""
         if wrong and self._patience.comes_late(lambda: not self._wrong_now(truth, blocks, results)):
-            return f"{without_reading(wrong)}; the right values came later, so that it counted as done too early"
+            early = "it or the barrier after it" if self._cell.lifetime == "dropped" else "it"
+            return f"{without_reading(wrong)}; the right values came later, so that {early} counted as done too early"
         return wrong
 
     def _wrong_now(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:

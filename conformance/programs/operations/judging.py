@@ -177,12 +177,14 @@ def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) ->
     """Return which reduction was done in the place of the one asked for; empty if another explanation fits as well.
 
     It must explain every element, the right ones too: a MAX of signed numbers that were read as unsigned is their MIN
-    in the wrong elements alone.
+    in the wrong elements alone. What is also one rank's own part is more likely that: of one element the MIN always is.
     """
     values = part[wrong].view(torch.uint8).view(-1, part.element_size())
     if block.source != SUMMED or len(values.unique(dim=0)) < min(_ENOUGH, part.numel()):
         return ""
     parts = truth.all_parts(block)
+    if any(bool(_same(one, part, as_bits=True).all()) for one in parts):
+        return ""
     others = [op for op in REDUCTIONS if op != truth.cell.reduction and _can_reduce(truth.cell, op)]
     fitting = [op for op in others if bool(_same(reduced(parts, op, FACTOR), part, as_bits=True).all())]
     return f"the {fitting[0]} instead" if len(fitting) == 1 else ""
