@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan
 from conformance.chapters.tensor_parallel.sharded_training import Grid, grid, group_label, of_group, sharded_module
+from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Collective, Facts
@@ -134,7 +135,7 @@ def sharded_traffic(ctx: RankContext) -> None:
         local = sum(_local_numel(p) for p in module.parameters() if p.requires_grad)
         for step in range(_NUM_STEPS):
             seen = _step_traffic(ctx, plan, on, model, module, step)
-            buckets = [collective.numel for collective in seen["dp"] if _reduces_gradients(collective)]
+            buckets = [collective.numel for collective in seen["dp"] if is_gradient(collective)]
             ctx.observe(f"step{step}/elements", sum(buckets) - local)
             ctx.observe(f"step{step}/buckets", buckets)
             ctx.observe(f"step{step}/tensor_parallel", _differences(alone[step]["tp"], seen["tp"]))
@@ -160,10 +161,6 @@ def _step_traffic(ctx: RankContext, plan: ShardedPlan, on: Grid, model: Any, mod
 
 def _local_numel(parameter: Tensor) -> int:
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
-
-
-def _reduces_gradients(collective: Collective) -> bool:
-    return collective.phase == "backward" and collective.op.startswith(("all_reduce", "reduce"))
 
 
 def _differences(alone: list[Collective], seen: list[Collective]) -> list[str]:
