@@ -20,8 +20,10 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.local_backward import LocalBackward
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
+from ddp_impl.reducer_state import Phase
 
 
 @replaces(TorchDDP, "no_sync")
@@ -146,9 +148,11 @@ def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterab
     """BUG: any backward sets off the reduction that a synchronised forward has armed, a local one, too."""
 
 
-@replaces(Reducer, "backward_raised")
-def TakesFailedForRunning(reducer: Reducer, backward_raised: Call, *_: object) -> None:
+@replaces(LocalBackward, "begin")
+def TakesFailedForRunning(local: LocalBackward, begin: Call, num_triggers: int) -> None:
     """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
+    if local._reducer.state.phase is not Phase.PROBED:
+        begin(num_triggers)
 
 
 @replaces(AutogradHooks, "on_backward")

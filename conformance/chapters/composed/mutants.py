@@ -57,15 +57,6 @@ def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
     check_finished()
 
 
-@replaces(Ours, "_pre_forward")
-def LetsLocalForwardsPass(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: after a backward that raised, a forward under `no_sync` is let through, where only some ranks can go on."""
-    if ddp.require_backward_grad_sync:
-        return pre_forward(*inputs, **kwargs)
-    with mock.patch.object(ddp.reducer, "check_finished"):
-        return pre_forward(*inputs, **kwargs)
-
-
 @replaces(Reducer, "_expect")
 def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
