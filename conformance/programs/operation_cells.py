@@ -41,6 +41,8 @@ _NUM_NEIGHBOURS = 5
 INPUTS = "inputs after each operation"
 SURROUNDINGS = "memory round each tensor"
 AFTERWARDS = "the group after what every rank refused"
+#: What is observed of a cell that needs what the backend does not declare, beside others that it does.
+UNDECLARED = "not tried: undeclared"
 
 
 @program(
@@ -52,8 +54,10 @@ AFTERWARDS = "the group after what every rank refused"
 def operation_cells(ctx: RankContext) -> None:
     """Try the scenario's `cells`; observes for each what is wrong with its results, and of all what else was changed.
 
-    All ranks run it; a rank that is no member of a cell's group leaves the cell out.
+    All ranks run it; a rank that is no member of a cell's group leaves the cell out. With `has_undeclared` some cells
+    may need what the backend does not declare: they are not tried.
     """
+    declares_all = not ctx.arguments.get("has_undeclared")
     refusable = bool(ctx.arguments.get("refusable"))
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
     changed: dict[str, str] = {}
@@ -70,6 +74,9 @@ def operation_cells(ctx: RankContext) -> None:
         neighbour = _group(ctx, groups, beside) if cell.neighbour != "none" else None
         members = members_of(cell.group, ctx.rank, ctx.world_size)
         if ctx.rank not in members:
+            continue
+        if not (declares_all or cell.needs <= ctx.declared):
+            ctx.observe(cell.describe(), UNDECLARED)
             continue
         with ctx.phase(cell.describe()):
             try:
@@ -91,10 +98,11 @@ def operation_cells(ctx: RankContext) -> None:
 @operation_cells.expects
 def _operation_cells(scenario: Scenario) -> Mapping[int, Facts]:
     cells = cells_of(scenario)
+    right = Right(UNDECLARED if scenario.arguments.get("has_undeclared") else "")
     others = [INPUTS, SURROUNDINGS, *([AFTERWARDS] if scenario.arguments.get("refusable") else [])]
     return {
         rank: {
-            **{cell.describe(): Right() for cell in cells if rank in members_of(cell.group, rank, scenario.world_size)},
+            **{cell.describe(): right for cell in cells if rank in members_of(cell.group, rank, scenario.world_size)},
             **{name: Right() for name in others},
         }
         for rank in range(scenario.world_size)

@@ -63,15 +63,20 @@ class RankContext:
         history: Callable[[], tuple[Collective, ...]] = tuple,
         in_flight: Callable[[int], int] = lambda among: 0,
         takes: Callable[[str], bool] = lambda option: True,
+        declared: frozenset[str] = frozenset(),
         lone_rank: Callable[[Path], list[str]] | None = None,
     ) -> None:
-        """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's."""
+        """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's.
+
+        `declared` are the capabilities of the backend, as it declares them.
+        """
         self.scenario = scenario
         self.rank = rank
         self.world_size = scenario.world_size
         self.device = device
         self.process_group = process_group
         self.fixture = fixture
+        self.declared = declared
         self.facts: dict[str, Any] = {}
         self._wrap = wrap
         self._wrap_named = wrap_named

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from conformance.observation import Observation
+from conformance.programs.operation_cells import UNDECLARED
 from conformance.programs.operations.cell import Cell
 from conformance.run.outcome import Tried
 from conformance.scenario import Scenario
@@ -36,6 +37,8 @@ def _cells(
         cell = Cell.from_json(data)
         name = cell.describe()
         clauses = [seen.facts[name] for seen in observations.values() if name in seen.facts]
+        if clauses and set(clauses) <= {UNDECLARED}:
+            continue
         never_ended = any(seen.phase == name and seen.fate.kind != "returned" for seen in observations.values())
         if clauses or never_ended:
             yield cell.operation, _values(cell), never_ended or any(clauses)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from conformance.codec import encode
-from conformance.errors import ReportError
+from conformance.errors import ReportError, present
 from conformance.observation import Ending, Observation
+from conformance.programs.operation_cells import UNDECLARED
 from conformance.programs.operations.cell import Cell
+from conformance.programs.registry import get_program
 from conformance.report.folder import plain_text, report_text
 from conformance.report.groups import all_groups, groups_of
 from conformance.report.html import html_page
@@ -58,6 +60,16 @@ def test_a_cell_that_never_ended_is_wrong_and_what_came_after_it_was_not_tried()
     found = tried(CELLS, seen({}, phase=WAITED.describe(), kind="hung"), seen({WAITED.describe(): ""}))
     assert found["all_reduce"][""] == (1, 1)
     assert "lifetime polled" not in found["all_reduce"]
+
+
+def test_a_cell_that_needs_what_the_backend_does_not_declare_is_right_in_no_count_and_no_failure() -> None:
+    facts = {WAITED.describe(): "", POLLED.describe(): UNDECLARED}
+    assert tried(CELLS, seen(facts), seen(facts), verdict=PASS)["all_reduce"][""] == (1, 0)
+    apart = dataclasses.replace(CELLS, arguments={**CELLS.arguments, "has_undeclared": True})
+    program = get_program("operation_cells")
+    demands = present(program.expectation)(apart)[0]
+    assert demands[POLLED.describe()].mismatch(UNDECLARED) is None
+    assert present(program.expectation)(CELLS)[0][POLLED.describe()].mismatch(UNDECLARED) is not None
 
 
 def test_a_scenario_of_one_operation_is_a_cell_and_one_that_did_not_run_is_none() -> None:

@@ -183,11 +183,16 @@ def at_most(most: float, what: str = "") -> Satisfies:
 
 @dataclass(frozen=True)
 class Right:
-    """A judgement that a rank came to itself: an empty text, where others are a clause that says what is wrong."""
+    """A judgement that a rank came to itself: an empty text, where others are a clause that says what is wrong.
+
+    The text `besides` says that there was nothing to judge.
+    """
+
+    besides: str = ""
 
     def mismatch(self, got: Any) -> Difference | None:
-        """Return None if `got` is an empty text, else what it says."""
-        if got == "":
+        """Return None if `got` is an empty text, or `besides`, else what it says."""
+        if got in ("", self.besides):
             return None
         return Difference(got if isinstance(got, str) else f"is {show(got)}, expected a judgement")
 

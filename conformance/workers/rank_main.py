@@ -93,7 +93,7 @@ class Rank:
         self._interference = Interference()
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
-        self._noticed = backend.noticed
+        self._noticed, self._declared = backend.noticed, backend.capabilities
         self._group = init_process_group(
             backend,
             self._recorder if seat.recorded else None,
@@ -189,6 +189,7 @@ class Rank:
             history=self._recorder.history,
             in_flight=self._recorder.in_flight,
             takes=lambda option: takes(subject, option),
+            declared=self._declared,
             lone_rank=lambda folder: command(
                 self._seat.backend, self._seat.rank, self._seat.world_size, self._device, folder
             ),

@@ -43,33 +43,41 @@ class BackendGrid(Grid):
         cells: Iterable[Cell],
         *world_sizes: int,
         by: str = "operation",
+        slug: str = "",
         also: tuple[str, ...] = (),
         refusable: bool = False,
         undeclared: str = "",
+        together: bool = False,
     ) -> Iterator[Scenario]:
         """Yield scenarios of `cells` at each world size: one for each value of the axis `by` and set of needs.
 
-        With `refusable`, an error that says so is as good as the right values. So it is where a capability is
-        `undeclared`; the scenarios are about backends that do not declare it.
+        Names begin with `slug`. With `refusable`, an error that says so is as good as the right values. So it is where
+        a capability is `undeclared`; the scenarios are about backends that do not declare it. Cells are `together`
+        whatever they need besides the operation: those that need nothing come first, and those that need what is not
+        declared are not tried.
         """
 
         def key(cell: Cell) -> tuple[str, tuple[str, ...]]:
-            return str(getattr(cell, by)) or "copies", tuple(sorted(cell.needs - {undeclared}))
+            needs = {cell.what.needs} - {""} if together else cell.needs
+            return str(getattr(cell, by)) or "copies", tuple(sorted(needs - {undeclared}))
 
         for world_size in world_sizes:
             alone = world_size == 1  # then there is nobody to send to
-            possible = sorted((one for one in distinct(cells) if not (alone and one.what.of_pairs)), key=key)
+            possible = [one for one in distinct(cells) if not (alone and one.what.of_pairs)]
+            possible.sort(key=lambda cell: (key(cell), sorted(cell.needs) if together else []))
             names: dict[str, int] = {}
             for (value, needs), group in groupby(possible, key):
                 members = list(group)
                 for start in range(0, len(members), MOST_CELLS):
                     part = members[start : start + MOST_CELLS]
                     extra = [need for need in needs if need != value and need not in (part[0].what.needs,)]
-                    slug = "-".join([*filter(None, [undeclared]), value, *extra]).replace("_", "-").lower()
-                    names[slug] = names.get(slug, 0) + 1
-                    if names[slug] > 1:
-                        slug += f"-part{names[slug]}"
+                    name = "-".join([*filter(None, [slug or undeclared]), value, *extra]).replace("_", "-").lower()
+                    names[name] = names.get(name, 0) + 1
+                    if names[name] > 1:
+                        name += f"-part{names[name]}"
                     given: dict[str, Any] = {"cells": [cell.to_json() for cell in part]}
+                    if together:
+                        given["has_undeclared"] = True
                     besides = also
                     if refusable or undeclared:
                         given["refusable"] = True
@@ -77,5 +85,5 @@ class BackendGrid(Grid):
                     if undeclared:
                         given["undeclared"] = [undeclared]
                     yield from self(
-                        requirement, slug, "operation_cells", world_size, also=besides, needs=needs, arguments=given
+                        requirement, name, "operation_cells", world_size, also=besides, needs=needs, arguments=given
                     )

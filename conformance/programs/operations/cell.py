@@ -198,7 +198,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "operation": tuple(OPERATIONS),
     "dtype": (*FLOATS, "int64", "int32", "int8", "uint8", "bool", *COMPLEX),
     "op": REDUCTIONS[:-1],
-    "numel": (0, 1, 2, 7, 31, 257),
+    "numel": (0, 1, 2, 7, 31, 257, 10_007),
     "form": ("flat", "plane", "deep"),
     "reads": ("contiguous", "offset-1"),
     "writes": ("contiguous", "offset-1"),

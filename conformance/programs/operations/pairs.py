@@ -1,11 +1,11 @@
-"""Cells in which every two values of two axes meet that go together: few, and the same every time."""
+"""For each operation, cells in which every two values meet that go together: few, and the same every time."""
 
 from __future__ import annotations
 
 import json
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import combinations, product
 from typing import Any
@@ -14,9 +14,10 @@ from conformance.programs.operations.cell import AXES, Cell
 from conformance.programs.operations.data import COMPLEX
 from conformance.programs.operations.description import OPERATIONS
 
-#: Two axes with a value each.
+#: Two axes, besides the operation, with a value each.
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
+_OTHER_AXES = tuple(axis for axis in AXES if axis != "operation")
 _SEED = 7
 #: So many cells are drawn for each that is kept.
 _DRAWS = 40
@@ -29,45 +30,47 @@ _PLAIN = tuple(
 
 def pairs_of(cell: Cell) -> frozenset[Pair]:
     """Return the pairs of values that meet in a cell; axes that mean nothing there have none."""
-    values = [(axis, getattr(cell, axis)) for axis in AXES if _counts(cell, axis)]
+    values = [(axis, getattr(cell, axis)) for axis in _OTHER_AXES if _counts(cell, axis)]
     return frozenset(combinations(values, 2))
 
 
-def covered_pairs(cells: Iterable[Cell]) -> frozenset[Pair]:
-    """Return the pairs that meet in some of `cells`."""
-    return frozenset().union(*map(pairs_of, cells))
+def covered(cells: Iterable[Cell]) -> frozenset[tuple[str, Pair]]:
+    """Return the pairs that meet in some of `cells`, each with the operation."""
+    return frozenset((cell.operation, pair) for cell in cells for pair in pairs_of(cell))
 
 
-@cache
-def possible_pairs() -> frozenset[Pair]:
-    """Return the pairs that meet in some cell that is possible."""
-    return frozenset(_plain_cells())
+def possible() -> frozenset[tuple[str, Pair]]:
+    """Return the pairs that can meet, each with the operation in which they can."""
+    return frozenset((operation, pair) for operation in OPERATIONS for pair in _plain_cells(operation))
 
 
 @cache
 def paired_cells() -> tuple[Cell, ...]:
-    """Return cells in which all possible pairs meet, by a greedy choice. Takes seconds."""
-    plain = _plain_cells()
-    missing, kept, rng = dict.fromkeys(plain), [], random.Random(_SEED)
+    """Return cells in which all meet that can, in every operation, by a greedy choice. Takes seconds."""
+    return tuple(cell for operation in OPERATIONS for cell in _cells_of(operation))
+
+
+def _cells_of(operation: str) -> Iterator[Cell]:
+    plain = _plain_cells(operation)
+    missing, rng = dict.fromkeys(plain), random.Random(_SEED)
     while missing:
         pair = next(iter(missing))
-        drawn = [_drawn(rng, dict(pair)) for _ in range(_DRAWS)]
-        possible = [cell for cell in drawn if _is_tried(cell) and pair in pairs_of(cell)]
-        best = max([*possible, plain[pair]], key=lambda cell: len(pairs_of(cell) & missing.keys()))
-        kept.append(best)
+        drawn = [_drawn(rng, {**dict(pair), "operation": operation}) for _ in range(_DRAWS)]
+        drawn = [cell for cell in drawn if _is_tried(cell) and pair in pairs_of(cell)]
+        best = max([*drawn, plain[pair]], key=lambda cell: len(pairs_of(cell) & missing.keys()))
+        yield best
         for met in pairs_of(best):
             missing.pop(met, None)
-    return tuple(kept)
 
 
 @cache
-def _plain_cells() -> Mapping[Pair, Cell]:
-    """Return for each pair that can meet a cell that is as ordinary as can be otherwise."""
+def _plain_cells(operation: str) -> Mapping[Pair, Cell]:
+    """Return for each pair that can meet in an operation a cell that is as ordinary as can be otherwise."""
     found: dict[Pair, Cell] = {}
-    for first, second in combinations(AXES, 2):
+    for first, second in combinations(_OTHER_AXES, 2):
         for one, other in product(AXES[first], AXES[second]):
             pair = ((first, one), (second, other))
-            for operation, rest in product(AXES["operation"], _PLAIN):
+            for rest in _PLAIN:
                 cell = Cell(**{"operation": operation, **rest, **dict(pair)})
                 if _is_tried(cell) and pair in pairs_of(cell):
                     found[pair] = cell
@@ -102,8 +105,8 @@ def main() -> None:
     """Print the cells as JSON, one on a line, and on standard error how many pairs meet in them."""
     cells = paired_cells()
     print("[" + ",\n".join(json.dumps(cell.to_json()) for cell in cells) + "]")
-    met = len(covered_pairs(cells) & possible_pairs())
-    print(f"{met} of {len(possible_pairs())} pairs of values meet in {len(cells)} cells", file=sys.stderr)
+    met = len(covered(cells) & possible())
+    print(f"{met} of {len(possible())} pairs of values meet, by operation, in {len(cells)} cells", file=sys.stderr)
 
 
 if __name__ == "__main__":

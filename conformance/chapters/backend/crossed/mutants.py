@@ -1,0 +1,38 @@
+"""Mutants of chapter crossed: backends that are wrong only where several circumstances meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.mutants.spoilt import finished, spoils
+
+#: The length of a vector register in bytes, and from how many elements on a sum goes by such vectors.
+_VECTOR_BYTES, _MANY = 16, 1000
+
+
+@spoils("allreduce")
+def skips_the_head_of_long_unaligned_sums(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of 1,000 elements and more that begin between two vectors, those before the next vector are not summed."""
+    (tensor,) = tensors
+    past = tensor.data_ptr() % _VECTOR_BYTES
+    if not past or tensor.numel() < _MANY or not tensor.is_contiguous():
+        return call(tensors, *options)
+    num_skipped = (_VECTOR_BYTES - past) // tensor.element_size()
+    head = tensor.view(-1)[:num_skipped].clone()
+    work = finished(call(tensors, *options))
+    tensor.view(-1)[:num_skipped] = head
+    return work
+
+
+@spoils("allgather")
+def swaps_halves_of_two_ranks(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: in groups of two ranks, the float16 tensors of an all_gather come in the wrong order."""
+    work = finished(call(outputs, inputs, *options))
+    if len(outputs[0]) == 2 and inputs[0].dtype == torch.float16:
+        first, second = outputs[0]
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+    return work
