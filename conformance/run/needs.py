@@ -19,7 +19,8 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
 
     Subjects declare options, backends dtypes, and both sparse gradients, so that no chapter must think of them.
     """
-    named = {scenario.dtype, *_texts(scenario.arguments)}
+    # Where some cells may need what is not declared, these are not tried, and the others are.
+    named = {scenario.dtype, *(() if scenario.arguments.get("has_undeclared") else _texts(scenario.arguments))}
     has_sparse = get_fixture(scenario.model).sparse or "sparse" in {*named, *scenario.needs}
     sparse = {"sparse", "sparse_gradients"} if has_sparse else set()
     needs = {*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse}

@@ -18,7 +18,7 @@ from conformance.programs.operations.description import OPERATIONS, Place
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
 from conformance.programs.operations.pairs import covered, paired_cells, possible
-from conformance.run.needs import lacks_of
+from conformance.run.needs import lacks_of, needs_of
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
@@ -218,7 +218,7 @@ def test_the_cells_of_a_scenario_need_what_it_says() -> None:
         for data in scenario.arguments.get("cells", ()):
             cell, said = Cell.from_json(data), {*scenario.needs, *lacks_of(scenario)}
             if scenario.arguments.get("has_undeclared"):  # then what is not declared is not tried
-                assert {cell.what.needs} - {""} == said, scenario.id
+                assert {cell.what.needs} - {""} == said == needs_of(scenario), scenario.id
             else:
                 assert cell.needs == said, scenario.id
 

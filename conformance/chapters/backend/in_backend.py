@@ -64,7 +64,7 @@ class BackendGrid(Grid):
         for world_size in world_sizes:
             alone = world_size == 1  # then there is nobody to send to
             possible = [one for one in distinct(cells) if not (alone and one.what.of_pairs)]
-            possible.sort(key=lambda cell: (key(cell), sorted(cell.needs) if together else []))
+            possible.sort(key=lambda cell: (key(cell), (len(cell.needs), sorted(cell.needs)) if together else ()))
             names: dict[str, int] = {}
             for (value, needs), group in groupby(possible, key):
                 members = list(group)

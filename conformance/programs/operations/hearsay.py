@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-#: So long a rank waits for what the others say of the same thing.
-_PATIENCE = timedelta(seconds=2)
+#: So long a rank waits for what the others say of the same thing: longer than one of them may poll in vain before it.
+_PATIENCE = timedelta(seconds=8)
 _said: Counter[str] = Counter()
 
 
