@@ -208,6 +208,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "path": ("public", "group", "backend", "functional"),
     "lifetime": LIFETIMES,
     "neighbour": NEIGHBOURS,
+    "peer": ("", "late"),
 }
 
 

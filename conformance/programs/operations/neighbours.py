@@ -13,14 +13,18 @@ from torch import Tensor
 _NUMEL = 1000
 
 
+def _op(index: int) -> Any:
+    return dist.ReduceOp.MAX if index % 2 else dist.ReduceOp.SUM
+
+
 class NeighbourError(Exception):
     """A collective beside the one that is tried came out wrong."""
 
 
 class Neighbours:
-    """A context manager: a number of sums over `group` is under way in the block, and right at its end.
+    """A context manager: a number of all_reduces over `group`, by turns SUM and MAX, is under way in the block.
 
-    Every rank of `group` must enter it.
+    At its end they must be right. Every rank of `group` must enter it.
     """
 
     def __init__(self, group: Any, device: torch.device, number: int, *, in_thread: bool) -> None:
@@ -42,7 +46,7 @@ class Neighbours:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for them, and raise `NeighbourError` if a sum is wrong; not where the block has raised."""
+        """Wait for them, and raise `NeighbourError` if one is wrong; not where the block has raised."""
         if error is not None:
             return
         if self._thread is not None:
@@ -56,7 +60,7 @@ class Neighbours:
                 raise NeighbourError(wrong)
 
     def _wrong(self, index: int, tensor: Tensor) -> str:
-        expected = float((index + 1) * self._group.size())
+        expected = float(index + 1) * (self._group.size() if _op(index) == dist.ReduceOp.SUM else 1)
         number = int((tensor != expected).sum())
         if not number:
             return ""
@@ -66,7 +70,10 @@ class Neighbours:
         )
 
     def _issue(self) -> None:
-        self._works = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in self._tensors]
+        self._works = [
+            dist.all_reduce(tensor, _op(index), group=self._group, async_op=True)
+            for index, tensor in enumerate(self._tensors)
+        ]
 
     def _wait(self) -> None:
         for work in self._works:

@@ -71,7 +71,7 @@ def _plain_cells(operation: str) -> Mapping[Pair, Cell]:
         for one, other in product(AXES[first], AXES[second]):
             pair = ((first, one), (second, other))
             for rest in _PLAIN:
-                cell = Cell(**{"operation": operation, **rest, **dict(pair)})
+                cell = _cell({"operation": operation, **rest, **dict(pair)})
                 if _is_tried(cell) and pair in pairs_of(cell):
                     found[pair] = cell
                     break
@@ -84,7 +84,14 @@ def _drawn(rng: random.Random, fixed: dict[str, Any]) -> Cell:
         axis: values[0] if axis not in ("operation", "dtype", "op") and rng.random() < 0.5 else rng.choice(values)
         for axis, values in AXES.items()
     }
-    return Cell(**{**values, **fixed})
+    return _cell({**values, **fixed})
+
+
+def _cell(values: dict[str, Any]) -> Cell:
+    """Return the cell; where an operation works in place, it writes where it reads."""
+    if OPERATIONS[values["operation"]].in_place:
+        values["writes"] = values.get("reads", "contiguous")
+    return Cell(**values)
 
 
 def _is_tried(cell: Cell) -> bool:
@@ -98,6 +105,8 @@ def _counts(cell: Cell, axis: str) -> bool:
     """Whether the value on `axis` makes a difference in this cell."""
     if axis == "op":
         return OPERATIONS[cell.operation].reduces
+    if axis == "writes":
+        return not OPERATIONS[cell.operation].in_place
     return axis != "root" or OPERATIONS[cell.operation].rooted
 
 
