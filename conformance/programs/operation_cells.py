@@ -55,9 +55,11 @@ def operation_cells(ctx: RankContext) -> None:
     """Try the scenario's `cells`; observes for each what is wrong with its results, and of all what else was changed.
 
     All ranks run it; a rank that is no member of a cell's group leaves the cell out. With `has_undeclared` some cells
-    may need what the backend does not declare: they are not tried.
+    may need what the backend does not declare: they are not tried. Raises `Unsupported` where that is so of all.
     """
     declares_all = not ctx.arguments.get("has_undeclared")
+    if not (declares_all or any(cell.needs <= ctx.declared for cell in cells_of(ctx.scenario))):
+        raise Unsupported("the backend declares nothing that any of these cells needs")
     refusable = bool(ctx.arguments.get("refusable"))
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
     changed: dict[str, str] = {}

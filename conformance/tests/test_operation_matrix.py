@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from conformance.codec import encode
 from conformance.errors import ReportError, present
+from conformance.models.catalogue import get_fixture
 from conformance.observation import Ending, Observation
 from conformance.programs.operation_cells import UNDECLARED
 from conformance.programs.operations.cell import Cell
+from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.report.folder import plain_text, report_text
 from conformance.report.groups import all_groups, groups_of
@@ -70,6 +74,20 @@ def test_a_cell_that_needs_what_the_backend_does_not_declare_is_right_in_no_coun
     demands = present(program.expectation)(apart)[0]
     assert demands[POLLED.describe()].mismatch(UNDECLARED) is None
     assert present(program.expectation)(CELLS)[0][POLLED.describe()].mismatch(UNDECLARED) is not None
+
+
+def test_where_the_backend_declares_nothing_of_all_cells_the_scenario_is_unsupported_and_does_not_pass() -> None:
+    half = Cell("all_reduce", "bfloat16")
+    apart = scenario(
+        "gradients/GRAD-01/cells", program="operation_cells",
+        arguments={"cells": [half.to_json()], "has_undeclared": True},
+    )  # fmt: skip
+    rank = RankContext(
+        apart, rank=0, device=torch.device("cpu"), process_group=cast("dist.ProcessGroup", None),
+        fixture=get_fixture("mlp"), wrap=lambda module, **options: module,
+    )  # fmt: skip
+    with pytest.raises(Unsupported, match="declares nothing"):
+        get_program("operation_cells").body(rank)
 
 
 def test_a_scenario_of_one_operation_is_a_cell_and_one_that_did_not_run_is_none() -> None:
