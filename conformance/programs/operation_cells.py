@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from conformance.programs.operations.hearsay import all_say, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_sum, wrong_values
 from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena, same_bits
-from conformance.programs.operations.neighbours import Neighbours
+from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -180,7 +179,7 @@ class _Trial:
         self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
         self._groups, self._device, self._changed = groups, ctx.device, changed
         size = group.size()
-        self._place = Place(group.rank(), size, cell.root % size, cell.tensors)
+        self._place = Place(group.rank(), size, cell.root % size, cell.tensors, cell.form == "one-empty")
 
     def run(self) -> str:
         """Return what is wrong, as a clause; empty if nothing is.
@@ -192,10 +191,10 @@ class _Trial:
         blocks = self._cell.what.outputs(self._place)
         for turn in range(self._cell.turns):
             truth = Truth(self._cell, self._place, turn)
-            results, wrong_work = self._issue_and_wait(truth)
-            wrong = self._wrong(truth, blocks, results)
-            if not found and (wrong or wrong_work):
-                found = (f"in round {turn}, " if turn else "") + (wrong or wrong_work)
+            results, wrong_work, wrong_beside = self._issue_and_wait(truth)
+            wrong = self._wrong(truth, blocks, results) or wrong_work or wrong_beside
+            if not found and wrong:
+                found = (f"in round {turn}, " if turn else "") + wrong
             if wrong_work:
                 return found
             if turn < self._cell.turns - 1 and not found:
@@ -207,7 +206,7 @@ class _Trial:
                 return f"the result of round {truth.turn}, kept, changed later: {wrong}"
         return ""
 
-    def _issue_and_wait(self, truth: Truth) -> tuple[list[torch.Tensor], str]:
+    def _issue_and_wait(self, truth: Truth) -> tuple[list[torch.Tensor], str, str]:
         cell, place = self._cell, self._place
         inputs, outputs = self._arenas(truth)
         given = [arena.tensor for arena in inputs]
@@ -215,7 +214,7 @@ class _Trial:
             given = [tensor.clone() for tensor in given]
         if cell.peer == "late" and place.rank == place.size - 1:
             time.sleep(_LATE_S)
-        with self._neighbours():
+        with self._neighbours(truth) as beside:
             issued = issue(cell, self._group, self._owner(), place, given, [arena.tensor for arena in outputs])
             del given
             if cell.lifetime == "inputs-dropped":
@@ -227,7 +226,7 @@ class _Trial:
         if cell.path == "functional":
             results = wait_tensors(results)
         self._look_round(inputs, outputs)
-        return results, wrong_work
+        return results, wrong_work, beside.wrong
 
     def _arenas(self, truth: Truth) -> tuple[list[Arena], list[Arena]]:
         """Return inputs with their data, and outputs; the same ones where the operation works in place."""
@@ -315,13 +314,29 @@ class _Trial:
     def _barrier(self) -> None:
         dist.barrier(group=self._group)
 
-    @contextmanager
-    def _neighbours(self) -> Iterator[None]:
-        """Have other collectives under way meanwhile, and judge them, too."""
-        if self._cell.neighbour == "none":
-            yield
-            return
-        number = _IN_FLIGHT if self._cell.neighbour == "in-flight" else _NUM_NEIGHBOURS
-        group = self._group if self._cell.neighbour == "in-flight" else self._neighbour
-        with Neighbours(group, self._device, number, in_thread=self._cell.neighbour == "thread"):
-            yield
+    def _neighbours(self, truth: Truth) -> Neighbours:
+        """Return what has other operations under way meanwhile, and judges them, too."""
+        neighbour = self._cell.neighbour
+        if neighbour == "none":
+            return Neighbours(nothing)
+        group = self._group if neighbour.endswith("in-flight") else self._neighbour
+        if neighbour.startswith("alike"):
+            other = truth.beside()
+            trial = _Trial(self._ctx, other.cell, self._groups, group, None, self._changed, self._patience)
+            return Neighbours(lambda: trial.begin(other))
+        number = _IN_FLIGHT if neighbour == "in-flight" else _NUM_NEIGHBOURS
+        return Neighbours(all_reduces(group, self._device, number), in_thread=neighbour == "thread")
+
+    def begin(self, truth: Truth) -> End:
+        """Issue the cell's operation; return what waits for it, and says what is wrong with it."""
+        inputs, outputs = self._arenas(truth)
+        given, room = [arena.tensor for arena in inputs], [arena.tensor for arena in outputs]
+        issued = issue(self._cell, self._group, self._owner(), self._place, given, room)
+
+        def end() -> str:
+            wrong_work = complete(issued, self._cell.lifetime, self._barrier, self._patience)
+            self._look_round(inputs, outputs)
+            wrong = self._wrong(truth, self._cell.what.outputs(self._place), list(issued.outputs)) or wrong_work
+            return wrong and f"of the {self._cell.operation} beside it, which began before it, {wrong}"
+
+        return end

@@ -13,8 +13,9 @@ from conformance.programs.operations.memory import shaped
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 BITWISE = ("BAND", "BOR", "BXOR")
-#: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one.
-FORMS = ("flat", "scalar", "plane", "deep", "stacked")
+#: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one;
+#: one-empty: of the tensors of a coalesced call one has no elements.
+FORMS = ("flat", "scalar", "plane", "deep", "stacked", "one-empty")
 #: Ways to an operation: torch's function, the group's method, the backend's, the functional one, the debug wrapper's.
 PATHS = ("public", "group", "backend", "functional", "detail")
 #: What becomes of the Work: see `lifetimes`.
@@ -24,8 +25,9 @@ LIFETIMES = (
 )  # fmt: skip
 #: Who communicates: see `groups`.
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
-#: What else goes on: nothing, collectives of a second group, others of the same group in flight, another thread's.
-NEIGHBOURS = ("none", "busy-group", "in-flight", "thread")
+#: What else goes on: nothing, all_reduces of a second group, or of the same one in flight, or another thread's; alike:
+#: the same operation, with other data and from another root, in a second group; alike-in-flight: in the same one.
+NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight")
 #: What is passed, in operations that only copy also any bits; subnormal numbers, to be reduced, are apart.
 DATA = ("numbers", "bits")
 
@@ -126,6 +128,8 @@ class Cell:
             return False
         if self.in_place and (self.reads != "contiguous" or self.writes != "contiguous"):
             return False
+        if self.form == "one-empty" and not what.coalesced:
+            return False
         if self.form == "scalar" and what.single and what.name != "all_gather_single":
             return False  # a tensor of several ranks' parts has a dimension
         if self.form == "stacked" and (
@@ -140,6 +144,8 @@ class Cell:
             )  # fmt: skip
         if self.path in ("backend", "detail") and what.name in OF_GROUPS:
             return False
+        if self.path == "detail" and self.neighbour.startswith("alike"):
+            return False
         return not (self.group == "alone" and what.of_pairs)
 
     def describe(self) -> str:
@@ -150,6 +156,8 @@ class Cell:
             parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
         if self.form == "stacked":
             parts.append("ranks stacked in a new dimension")
+        if self.form == "one-empty":
+            parts.append("one of the tensors empty")
         if self.reads != "contiguous":
             parts.append(f"{self.reads} tensor" if self.what.in_place else f"{self.reads} input")
         if self.writes != "contiguous" and not self.what.in_place:
@@ -199,7 +207,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "dtype": (*FLOATS, "int64", "int32", "int8", "uint8", "bool", *COMPLEX),
     "op": REDUCTIONS[:-1],
     "numel": (0, 1, 2, 7, 31, 257, 10_007),
-    "form": ("flat", "plane", "deep"),
+    "form": ("flat", "plane", "deep", "one-empty"),
     "reads": ("contiguous", "offset-1"),
     "writes": ("contiguous", "offset-1"),
     "in_place": (False, True),

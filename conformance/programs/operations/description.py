@@ -14,13 +14,14 @@ from conformance.programs.operations.data import ALL
 class Place:
     """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
 
-    `tensors` are in one call of a coalesced operation.
+    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`.
     """
 
     rank: int
     size: int
     root: int = 0
     tensors: int = 3
+    has_empty: bool = False
 
     @property
     def is_root(self) -> bool:
@@ -130,7 +131,7 @@ def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], 
         (blocks,) = parts(place)
         return tuple(
             tuple(Block(block.source, block.target, length) for block in blocks)
-            for length in islice(cycle((1, 3, 2)), place.tensors)
+            for length in islice(cycle((1, 0, 3, 2) if place.has_empty else (1, 3, 2)), place.tensors)
         )
 
     return lengthened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from conformance.truth.difference import equal_values
 
 #: So many elements that agree are no chance.
 _ENOUGH = 3
+#: The same operation beside a cell's has the data of a round so much later, which the cell has not.
+_ROUNDS_LATER = 50
 _IN_WRONG_PLACES = "; the right values stand in wrong places"
 
 
@@ -28,6 +30,12 @@ class Truth:
     cell: Cell
     place: Place
     turn: int = 0
+
+    def beside(self) -> Truth:
+        """Return the truth of the same operation beside it, with other data and from the next rank as the root."""
+        cell = replace(self.cell, neighbour="none", lifetime="wait", peer="", root=self.cell.root + 1, turns=1)
+        place = replace(self.place, root=(self.place.root + 1) % self.place.size)
+        return Truth(cell, place, self.turn + _ROUNDS_LATER)
 
     def sent(self, blocks: Blocks) -> Tensor:
         """Return what an input with these blocks holds, flat."""
@@ -166,8 +174,14 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
             if block.source == SUMMED and source == 0 and target != block.target:
                 there = [truth.of_rank(rank, other_block) for rank in range(size)]
                 yield f"the {cell.reduction} for rank {target}", reduced(there, cell.reduction, FACTOR)
-    for turn in range(truth.turn):
+    for turn in range(truth.turn % _ROUNDS_LATER):
         yield f"what was right in round {turn}", Truth(cell, truth.place, turn).received((block,))
+    other = truth.beside().turn if cell.neighbour.startswith("alike") else truth.turn - _ROUNDS_LATER
+    if other >= 0:
+        for target in {block.target, *range(size)}:
+            for source in {block.source, *range(size)}:
+                held = Truth(cell, truth.place, other).received((Block(source, target, block.length),))
+                yield f"what is of the {cell.operation} beside it", held
     for root in range(size):
         if cell.what.rooted and root != truth.place.root:
             yield f"what rank {root} would send as the root", truth.of_rank(root, block)

@@ -1,38 +1,34 @@
-"""Collectives that go on beside an operation: of another group, of the same one, or another thread's."""
+"""Operations that go on beside one that is tried: of another group, of the same one, or another thread's."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 _NUMEL = 1000
 
-
-def _op(index: int) -> Any:
-    return dist.ReduceOp.MAX if index % 2 else dist.ReduceOp.SUM
-
-
-class NeighbourError(Exception):
-    """A collective beside the one that is tried came out wrong."""
+#: Waits for operations under way; returns what came out wrong, as a clause, empty if nothing did.
+End = Callable[[], str]
+#: Issues operations.
+Begin = Callable[[], End]
 
 
 class Neighbours:
-    """A context manager: a number of all_reduces over `group`, by turns SUM and MAX, is under way in the block.
+    """A context manager: the operations that `begin` issues are under way in the block. At its end they are judged.
 
-    At its end they must be right. Every rank of `group` must enter it.
+    Then `wrong` is what is wrong with them. A rank goes on with it: others found nothing, and would wait for it.
     """
 
-    def __init__(self, group: Any, device: torch.device, number: int, *, in_thread: bool) -> None:
-        """Prepare the tensors; nothing is issued yet."""
-        self._group, self._number = group, number
-        self._tensors = [torch.full((_NUMEL,), float(index + 1), device=device) for index in range(number)]
-        self._works: list[Any] = []
-        self._thread = threading.Thread(target=self._issue_and_wait) if in_thread else None
+    def __init__(self, begin: Begin, *, in_thread: bool = False) -> None:
+        """Issue nothing yet. A thread of its own, `in_thread`, issues them and waits for them."""
+        self.wrong = ""
+        self._begin, self._end = begin, nothing()
+        self._thread = threading.Thread(target=self._begin_and_end) if in_thread else None
         self._raised: Exception | None = None
 
     def __enter__(self) -> Neighbours:
@@ -40,48 +36,62 @@ class Neighbours:
         if self._thread is not None:
             self._thread.start()
         else:
-            self._issue()
+            self._end = self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for them, and raise `NeighbourError` if one is wrong; not where the block has raised."""
+        """Wait for them and judge them; not where the block has raised."""
         if error is not None:
             return
-        if self._thread is not None:
-            self._thread.join()
-        else:
-            self._wait()
+        if self._thread is None:
+            self.wrong = self._end()
+            return
+        self._thread.join()
         if self._raised is not None:
             raise self._raised
-        for index, tensor in enumerate(self._tensors):
-            if wrong := self._wrong(index, tensor):
-                raise NeighbourError(wrong)
 
-    def _wrong(self, index: int, tensor: Tensor) -> str:
-        expected = float(index + 1) * (self._group.size() if _op(index) == dist.ReduceOp.SUM else 1)
-        number = int((tensor != expected).sum())
-        if not number:
+    def _begin_and_end(self) -> None:
+        try:
+            self.wrong = self._begin()()
+        except Exception as error:
+            self._raised = error
+
+
+def nothing() -> End:
+    """Issue nothing."""
+    return lambda: ""
+
+
+def all_reduces(group: Any, device: torch.device, number: int) -> Begin:
+    """Return what issues so many all_reduces over `group`, by turns SUM and MAX. Every rank of the group calls it."""
+
+    def begin() -> End:
+        tensors = [torch.full((_NUMEL,), float(index + 1), device=device) for index in range(number)]
+        works = [
+            dist.all_reduce(tensor, _op(index), group=group, async_op=True) for index, tensor in enumerate(tensors)
+        ]
+
+        def end() -> str:
+            for work in works:
+                work.wait()
+            return next(filter(None, (wrong(index, tensor) for index, tensor in enumerate(tensors))), "")
+
+        return end
+
+    def wrong(index: int, tensor: torch.Tensor) -> str:
+        expected = float(index + 1) * (group.size() if _op(index) == dist.ReduceOp.SUM else 1)
+        count = int((tensor != expected).sum())
+        if not count:
             return ""
         return (
-            f"of the all_reduce beside it (number {index} of {self._number}) {number} of {_NUMEL} elements are wrong:"
+            f"of the all_reduce beside it (number {index} of {number}) {count} of {_NUMEL} elements are wrong:"
             f" expected {expected:g}, got {float(tensor[tensor != expected][0]):g}"
         )
 
-    def _issue(self) -> None:
-        self._works = [
-            dist.all_reduce(tensor, _op(index), group=self._group, async_op=True)
-            for index, tensor in enumerate(self._tensors)
-        ]
+    return begin
 
-    def _wait(self) -> None:
-        for work in self._works:
-            work.wait()
 
-    def _issue_and_wait(self) -> None:
-        try:
-            self._issue()
-            self._wait()
-        except Exception as error:
-            self._raised = error
+def _op(index: int) -> Any:
+    return dist.ReduceOp.MAX if index % 2 else dist.ReduceOp.SUM

@@ -98,7 +98,7 @@ def _is_tried(cell: Cell) -> bool:
     """Whether a cell is possible, and no other requirement lets a backend refuse it."""
     spread = {cell.reads, cell.writes} - {"contiguous", "offset-1", "offset-3"}
     of_tensors = cell.path == "public" or cell.dtype not in COMPLEX
-    return cell.is_possible and not spread and of_tensors and cell.form in ("flat", "plane", "deep")
+    return cell.is_possible and not spread and of_tensors and cell.form not in ("scalar", "stacked")
 
 
 def _counts(cell: Cell, axis: str) -> bool:

@@ -58,6 +58,13 @@ def divides_by_no_elements(group: Any, call: Any, outputs: Any, inputs: Any, *op
     return call(outputs, inputs, *options)
 
 
+@spoils("allreduce_coalesced")
+def stops_at_an_empty_tensor(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of the tensors of a coalesced call, those behind an empty one are not reduced."""
+    numels = [tensor.numel() for tensor in tensors]
+    return call(tensors[: numels.index(0)] or tensors[:1] if 0 in numels else tensors, *options)
+
+
 @spoils("allreduce")
 def asks_for_a_dimension(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: a tensor without dimensions is refused."""

@@ -30,7 +30,9 @@ def scenarios() -> Iterator[Scenario]:
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
-    yield from _grid.cells("LAY-03", cells, 2, 3)
+    several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]
+    among = every_cell(several, _DTYPES, form="one-empty", path=("public", "group"), tensors=(3, 5))
+    yield from _grid.cells("LAY-03", cells + among, 2, 3)
     cells = every_cell(OPERATIONS, _DTYPES, numel=2, root=1, form=("scalar", "plane", "deep"))
     yield from _grid.cells("LAY-04", cells, 2, 3)
     yield from _spread()

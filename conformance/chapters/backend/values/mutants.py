@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import finished, reduction, spoils
+from conformance.mutants.spoilt import WorkAround, finished, reduction, spoils
 
 
 @spoils("allreduce")
@@ -289,6 +289,36 @@ def confuses_threads(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     if threading.current_thread() is not threading.main_thread():
         work.wait()
         tensors[0].copy_(before)
+    return work
+
+
+class _OutOfStaging(WorkAround):
+    """Copies what came out of the staging buffer when it is waited for."""
+
+    staged: list[Any]
+
+    def wait(self, *timeout: Any) -> bool:
+        self.inner.wait(*timeout)
+        for output, staged in zip(self.tensors, self.staged, strict=True):
+            output.copy_(staged)
+        return True
+
+
+_staging: dict[Any, list[Any]] = {}
+
+
+@spoils("allgather")
+def stages_in_one_buffer(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: all_gathers of one size and dtype go through one buffer of the process, whichever group they are of."""
+    (given,) = outputs
+    staged = _staging.setdefault(
+        (len(given), inputs[0].numel(), inputs[0].dtype), [torch.empty_like(inputs[0]) for _ in given]
+    )
+    if staged[0].shape != inputs[0].shape:
+        return call(outputs, inputs, *options)
+    inner = finished(call([staged], inputs, *options))
+    work = _OutOfStaging(inner, given)
+    work.staged = staged
     return work
 
 
