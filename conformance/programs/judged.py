@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import Tensor
 
 from conformance.checkers.explanation import shorten
 from conformance.errors import certain
 from conformance.observation import Facts
 from conformance.programs.operations.hearsay import all_say
+from conformance.programs.operations.lifetimes import LINGER_S
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program
 from conformance.scenario import Scenario
@@ -60,8 +64,32 @@ def always(*names: str) -> Callable[[Scenario], Iterable[str]]:
 
 
 def unlike(what: str, got: object, expected: object) -> str:
-    """Return what is wrong if `got` is not `expected`."""
-    return "" if got == expected else f"{what} {got}, expected {expected}"
+    """Return what is wrong if `got` is not `expected`; of a tensor, or a list of them, its elements count.
+
+    Wrong elements are looked at again a little later: what becomes right by itself was not finished.
+    """
+    first = _elements(got)
+    if first == expected:
+        return ""
+    wrong = f"{what} {first}, expected {expected}"
+    if first is got or not comes_late(lambda: _elements(got) == expected):
+        return wrong
+    return f"{wrong}; the right values came later, so that it counted as done too early"
+
+
+def comes_late(is_right: Callable[[], bool]) -> bool:
+    """Whether what is not right yet is so a little later."""
+    time.sleep(LINGER_S)
+    return is_right()
+
+
+def _elements(value: object) -> object:
+    """Return the elements of a tensor, or of each in a list; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+        return [_elements(one) for one in value]
+    return value
 
 
 def first_wrong(*clauses: str) -> str:

@@ -320,12 +320,13 @@ class _Trial:
         if neighbour == "none":
             return Neighbours(nothing)
         group = self._group if neighbour.endswith("in-flight") else self._neighbour
+        in_thread = neighbour.endswith("thread")
         if neighbour.startswith("alike"):
             other = truth.beside()
             trial = _Trial(self._ctx, other.cell, self._groups, group, None, self._changed, self._patience)
-            return Neighbours(lambda: trial.begin(other))
+            return Neighbours(lambda: trial.begin(other), in_thread=in_thread)
         number = _IN_FLIGHT if neighbour == "in-flight" else _NUM_NEIGHBOURS
-        return Neighbours(all_reduces(group, self._device, number), in_thread=neighbour == "thread")
+        return Neighbours(all_reduces(group, self._device, number), in_thread=in_thread)
 
     def begin(self, truth: Truth) -> End:
         """Issue the cell's operation; return what waits for it, and says what is wrong with it."""

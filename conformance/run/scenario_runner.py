@@ -123,7 +123,9 @@ class ScenarioRunner:
         if native is not None:
             beside = judged(native, program, truth)
             authority = authority_of(program, beside.verdict, native.observations)
-        settlement = Settlement(lambda one: judged(one, program, truth, authority), self._try_again, self._started)
+        settlement = Settlement(
+            lambda one: judged(one, program, truth, authority), self._try_again, self._started, program.without_ddp
+        )
 
         def told(settled: Settled) -> Outcome:
             # A backend that is known to fail there leaves no DDP behind.

@@ -40,11 +40,16 @@ class Settled:
 
 @dataclass(frozen=True)
 class Settlement:
-    """Settles attempts: `judge` says what one is worth by itself, `try_again` has ranks try; `started` by their ids."""
+    """Settles attempts: `judge` says what one is worth by itself, `try_again` has ranks try; `started` by their ids.
+
+    `is_of_backend`: there is no DDP, and nothing but the backend keeps anything from one scenario to the next. There
+    what fails only after others fails, too.
+    """
 
     judge: Callable[[Attempt], ScenarioResult]
     try_again: TryAgain
     started: Mapping[str, Scenario]
+    is_of_backend: bool = False
 
     def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Pending[Settled]:
         """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
@@ -65,6 +70,8 @@ class Settlement:
         spoilt_by, is_certain = spoiler
         if is_certain and self._fails_alone_too(attempt.scenario, result.verdict):
             return Settled(attempt, _racy(result, alone.verdict))
+        if is_certain and self.is_of_backend:
+            return Settled(attempt, _kept_between_groups(result, alone.verdict, spoilt_by))
         return Settled(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
 
     def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
@@ -141,6 +148,16 @@ def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_c
     told += [f"rank {one.rank} said:\n{one.stderr[-_MOST_SAID:]}" for one in after.ranks if one.stderr]
     finding = Finding("runner", alone.verdict, summary, "\n".join(told))
     return replace(alone, findings=(finding, *alone.findings))
+
+
+def _kept_between_groups(result: ScenarioResult, alone: Verdict, by: str) -> ScenarioResult:
+    """Return the failure `result` of a backend that keeps something from the groups of earlier scenarios."""
+    summary = (
+        f"only in processes that have used other groups before: {result.verdict.value}, twice, on ranks that had begun"
+        f" with {by}; {alone.value} on fresh ones, {_TIMES_ALONE} times; the backend keeps something of its process"
+        " (a counter, a buffer, a pool, a key of the store) from one group to the next"
+    )
+    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
 
 
 def _racy(result: ScenarioResult, alone: Verdict) -> ScenarioResult:

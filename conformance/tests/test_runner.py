@@ -590,6 +590,22 @@ def test_a_failure_after_another_scenario_is_tried_on_fresh_ranks_and_named_for_
     assert [name for name, _ in ranks.asked] == ["dirty", "next", "next", "dirty", "next", "next", "next", "last"]
 
 
+def test_a_backend_that_is_wrong_after_other_scenarios_only_fails_and_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = dataclasses.replace(vars(conformance.run.scenario_runner)["get_program"]("train"), without_ddp=True)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
+    ranks = WarmRanks(lambda before, wanted: before[-1:] == (scenario("dirty").id,))
+    chosen = [scenario("dirty"), scenario("next")]
+    report = runner.run(chosen, MINE, GLOO, native=False, controller=ranks)
+    assert [one.subject.verdict for one in report.scenarios] == [Verdict.PASS, Verdict.FAIL]
+    assert not report.contaminated
+    first, *_, last = (finding.summary for finding in report.scenarios[1].subject.findings)
+    assert first.startswith("answer on rank")
+    begun = f"FAIL, twice, on ranks that had begun with {chosen[0].id}; PASS on fresh ones, 3 times"
+    assert last.startswith(f"only in processes that have used other groups before: {begun}")
+
+
 def test_what_several_scenarios_later_is_spoilt_is_charged_to_the_one_that_spoilt_it() -> None:
     """What ran in between is innocent, and so is what comes after: it has fresh ranks."""
     dirty, last = scenario("c"), scenario("g")

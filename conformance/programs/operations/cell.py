@@ -26,8 +26,9 @@ LIFETIMES = (
 #: Who communicates: see `groups`.
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
 #: What else goes on: nothing, all_reduces of a second group, or of the same one in flight, or another thread's; alike:
-#: the same operation, with other data and from another root, in a second group; alike-in-flight: in the same one.
-NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight")
+#: the same operation, with other data and from another root, in a second group; alike-in-flight: in the same one;
+#: alike-thread: in a second group, by another thread.
+NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight", "alike-thread")
 #: What is passed, in operations that only copy also any bits; subnormal numbers, to be reduced, are apart.
 DATA = ("numbers", "bits")
 

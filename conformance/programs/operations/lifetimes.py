@@ -20,10 +20,10 @@ _LATE_S = 0.005
 _PAUSE_S = 0.0002
 #: Nothing that is due takes so long, where the machine lets the process have that time.
 _PATIENCE_S = 3.0
-#: After a wait in vain the scenario has failed; others of its kind are given less.
-_SHORT_S = 0.5
+#: After a wait in vain the scenario has failed; the next one is given less, and those behind it little.
+_SHORTER_S = {_PATIENCE_S: 0.5, 0.5: 0.1, 0.1: 0.1}
 #: So long, and so many times in vain, a wrong result is looked at again: the right one may come later.
-_LINGER_S, _MOST_IN_VAIN = 0.3, 3
+LINGER_S, _MOST_IN_VAIN = 0.3, 3
 
 
 class Patience:
@@ -42,14 +42,14 @@ class Patience:
         """Whether something is true a little later; it is not, and nobody waits, once it was not a few times."""
         if not self._lingers:
             return False
-        time.sleep(_LINGER_S)
+        time.sleep(LINGER_S)
         is_late = due()
         self._lingers -= not is_late
         return is_late
 
     def in_vain(self) -> float:
         """Return for how many seconds it was waited, and wait less from now on."""
-        waited, self.seconds = self.seconds, _SHORT_S
+        waited, self.seconds = self.seconds, _SHORTER_S[self.seconds]
         return waited
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 _NUMEL = 1000
+#: So long they are waited for where what they are beside has raised.
+_PATIENCE_S = 3.0
 
 #: Waits for operations under way; returns what came out wrong, as a clause, empty if nothing did.
 End = Callable[[], str]
@@ -28,7 +31,7 @@ class Neighbours:
         """Issue nothing yet. A thread of its own, `in_thread`, issues them and waits for them."""
         self.wrong = ""
         self._begin, self._end = begin, nothing()
-        self._thread = threading.Thread(target=self._begin_and_end) if in_thread else None
+        self._thread = threading.Thread(target=self._begin_and_end, daemon=True) if in_thread else None
         self._raised: Exception | None = None
 
     def __enter__(self) -> Neighbours:
@@ -42,8 +45,12 @@ class Neighbours:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for them and judge them; not where the block has raised."""
+        """Wait for them and judge them; where the block has raised, wait only, lest they go on beside others."""
         if error is not None:
+            thread = self._thread or threading.Thread(target=self._end_quietly, daemon=True)
+            if thread is not self._thread:
+                thread.start()
+            thread.join(_PATIENCE_S)
             return
         if self._thread is None:
             self.wrong = self._end()
@@ -51,6 +58,10 @@ class Neighbours:
         self._thread.join()
         if self._raised is not None:
             raise self._raised
+
+    def _end_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self._end()
 
     def _begin_and_end(self) -> None:
         try:

@@ -40,7 +40,7 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
     def summed(call: Callable[[Tensor], Any]) -> str:
         tensor = ones()
         call(tensor)
-        return unlike("the sum of all_reduce is", tensor.tolist(), total)
+        return unlike("the sum of all_reduce is", tensor, total)
 
     def kinds() -> str:
         try:
@@ -78,7 +78,7 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             with dist._coalescing_manager(group):  # type: ignore[attr-defined]
                 for tensor in tensors:
                     dist.all_reduce(tensor, op, group=group)
-            came[op] = [tensor.tolist() for tensor in tensors]
+            came[op] = tensors
         return first_wrong(
             unlike("a block of SUMs gave", came[dist.ReduceOp.SUM], [total] * 2),
             unlike("a block of MAX behind it gave", came[dist.ReduceOp.MAX], [largest] * 2),
@@ -94,8 +94,8 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             return ""
         as_told = second.tolist() == total  # torch 2.13 tells the backend one reduction for all: the first
         return first_wrong(
-            unlike("SUM, the first, gave", first.tolist(), total),
-            "" if as_told else unlike("MAX, behind a SUM in the block, gave", second.tolist(), largest),
+            unlike("SUM, the first, gave", first, total),
+            "" if as_told else unlike("MAX, behind a SUM in the block, gave", second, largest),
         )
 
     if ctx.arguments["case"] == "reductions":

@@ -121,7 +121,7 @@ class _Peers:
             return ""
         tensor = torch.full((3,), float(self._ctx.rank + 1), device=self._ctx.device)
         dist.all_reduce(tensor, group=self._rest)
-        return unlike("the sum of all_reduce is", tensor.tolist(), [float(sum(range(1, self._last + 1)))] * 3)
+        return unlike("the sum of all_reduce is", tensor, [float(sum(range(1, self._last + 1)))] * 3)
 
     def destroy(self) -> str:
         """Destroy the group; then who is stopped may go on."""

@@ -55,7 +55,7 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
         result = reduced(mine(5))
         for _ in range(2):
             result = functional.wait_tensor(result)
-        return unlike("the sum of all_reduce is", result.tolist(), [total] * 5)
+        return unlike("the sum of all_reduce is", result, [total] * 5)
 
     def views() -> str:
         view = reduced(mine(4, 5_000))[1:3].reshape(-1) + 0
@@ -71,16 +71,16 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
     def gathered() -> str:
         result = functional.all_gather_tensor(mine(2, 3), 1, group)
         expected = torch.cat([torch.full((2, 3), rank + 1.0) for rank in range(size)], 1)
-        return unlike("the result is", (result + 0).tolist(), expected.tolist())
+        return unlike("the result is", result + 0, expected.tolist())
 
     def scattered() -> str:
         parts = torch.cat([torch.full((2, 3), float(rank)) for rank in range(size)], 1).to(ctx.device)
         result = functional.reduce_scatter_tensor(parts, "sum", 1, group) + 0
-        return unlike("the result is", result.tolist(), [[float(ctx.rank * size)] * 3] * 2)
+        return unlike("the result is", result, [[float(ctx.rank * size)] * 3] * 2)
 
     def by_name() -> str:
         name: Any = dist.distributed_c10d._get_process_group_name(group)
         result = functional.all_reduce(mine(3), "sum", name) + 0
-        return unlike("the sum of all_reduce is", result.tolist(), [total] * 3)
+        return unlike("the sum of all_reduce is", result, [total] * 3)
 
     return dict(zip(_NAMES, (first_use, twice, views, dropped, gathered, scattered, by_name), strict=True))

@@ -28,6 +28,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("LAY-01", cells, 2, 3, 4)
     cells = every_cell(OPERATIONS, ["float32"], numel=_LARGE, root=1, turns=_ROUNDS)
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
+    cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
     several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.judged import Trial, always, comes_late, first_wrong, judged, unlike
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
@@ -21,8 +21,6 @@ _NUM_IN_ORDER = 8
 #: So many messages are told from each other.
 _NUM_MESSAGES = 100
 _PATIENCE = timedelta(seconds=3)
-#: A wrong message is looked at again after this time: the right one that comes later tells of a receive done too early.
-_LINGER_S = 0.3
 
 
 def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int = 5) -> Tensor:
@@ -41,8 +39,7 @@ def _wrong(ctx: RankContext, got: Tensor, source: int, number: int = 0) -> str:
     wanted = _message(ctx, source, ctx.rank, number, got.numel())
     if torch.equal(got, wanted):
         return ""
-    time.sleep(_LINGER_S)
-    if torch.equal(room, wanted):
+    if comes_late(lambda: torch.equal(room, wanted)):
         return f"message {number} of rank {source}: the right value came later: recv returned too early"
     for other in range(ctx.world_size):
         for target in range(ctx.world_size):

@@ -72,7 +72,7 @@ def _default() -> Any:
 def _wrong_sum(ctx: RankContext, group: Any, which: str) -> str:
     tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
     dist.all_reduce(tensor, group=group)
-    return unlike(f"the sum {which} is", tensor.tolist(), [float(sum(range(1, ctx.world_size + 1)))] * 3)
+    return unlike(f"the sum {which} is", tensor, [float(sum(range(1, ctx.world_size + 1)))] * 3)
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
             time.sleep(0.1)
         work: Any = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
         answer = work.wait(timedelta(seconds=60))
-        return unlike("wait(timeout) gave", answer, True) or unlike("sum", tensor.tolist(), [float(ctx.world_size)] * 4)
+        return unlike("wait(timeout) gave", answer, True) or unlike("sum", tensor, [float(ctx.world_size)] * 4)
 
     def barrier() -> str:
         work: Any = dist.barrier(group=ctx.process_group, async_op=True)
