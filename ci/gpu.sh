@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about GPUs in one command: smoke; profiles core, gpu and full with one rank and with 2 to 4 ranks on one GPU;
+# Everything about GPUs in one command: smoke; profiles backend, core, gpu and full with one rank and with 2 to 4 on one GPU;
 # step times with one rank; and docs/gpu.md, which says what came of it.
 #
 #     bash ci/gpu.sh                        # on a machine with a GPU: the backend is nccl
@@ -12,7 +12,7 @@
 # this package is then found through PYTHONPATH. On a machine with a network and the same Python,
 # `pip download -d wheels -c ci/constraints.txt . setuptools` brings the wheels.
 #
-# Reports go to OUT (default: gpu). Exits with 1 when ddp_impl does not conform, and when smoke finds the backend broken.
+# Reports go to OUT (default: gpu). Exits with 1 when ddp_impl or the backend does not conform, or smoke finds it broken.
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -45,7 +45,7 @@ ddp smoke --backend "$BACKEND" | tee "$OUT/smoke.txt"
 
 status=0
 reports=()
-for profile in ${PROFILES:-core gpu full}; do
+for profile in ${PROFILES:-backend core gpu full}; do
     for ranks in ${RANKS:-1 2,3,4}; do  # one rank by itself: what several ranks on one GPU do must not cost its verdicts
         sizes=()
         for size in ${ranks//,/ }; do sizes+=(--world-size "$size"); done

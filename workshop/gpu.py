@@ -36,7 +36,7 @@ def gpu_page(reports: Sequence[Report], bench: str, date: str) -> str:
         "|---|---|",
         *(f"| {name} | {as_code(value)} |" for name, value in facts.items()),
         "",
-        "| profile | ranks | scenarios | ddp_impl | torch's DDP | seconds |",
+        "| profile | ranks | scenarios | ddp_impl, or the backend | torch's DDP | seconds |",
         "|---|---|--:|---|---|--:|",
         *(row for report in reports for row in _rows(report)),
         "",

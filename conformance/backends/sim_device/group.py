@@ -154,8 +154,7 @@ class SimGroup(dist.ProcessGroup):
         self._is_over = False
         _groups.add(self)
         self._name = self._description = ""
-        for kind in (torch.device("sim"), torch.device("cpu")):
-            self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
+        self._register_backend(torch.device("sim"), dist.ProcessGroup.BackendType.CUSTOM, inner)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
     def count_anew(self) -> None:
@@ -219,10 +218,8 @@ class SimGroup(dist.ProcessGroup):
         outputs = _flat(arguments[writes]) if writes >= 0 else []
         inputs = _flat(arguments[reads]) if reads >= 0 else []
         device = next((tensor.device for tensor in (*inputs, *outputs) if tensor.device.type == "sim"), None)
-        if device is None:  # on the CPU, for torch's own bookkeeping
-            for work in self._carry_out(method, arguments):
-                work.wait()
-            return SimWork(None, outputs)
+        if device is None:  # as a group of NCCL's does
+            raise RuntimeError(f"{method} of tensors on the CPU, which a group of the simulated device does not move")
         moved = (outputs or inputs)[0]
         operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))

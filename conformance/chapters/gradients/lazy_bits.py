@@ -40,15 +40,15 @@ def _plain(tensor: Tensor) -> Tensor:
 class Lazy(nn.Module):
     """Multiplies rows by a complex weight, conjugated if `reads_conjugate`, and by a real one, and shifts by buffers.
 
-    `made` turns parameters and buffers into what they are: with a bit or without.
+    `case` turns parameters and buffers into what they are: with a bit or without.
     """
 
-    def __init__(self, key: tuple[object, ...], case: Case) -> None:
+    def __init__(self, key: tuple[object, ...], case: Case, device: torch.device) -> None:
         super().__init__()
         self._reads_conjugate = case.reads_conjugate
 
         def part(name: str) -> Tensor:
-            return integers(WIDTH, key=(*key, name), largest=2)
+            return integers(WIDTH, key=(*key, name), largest=2).to(device)
 
         complex_one, real_one = torch.complex(part("real"), part("imaginary")), part("scale")
         self.weight = nn.Parameter(case.complex_parameter(complex_one))
@@ -109,7 +109,7 @@ def lazy_bits(ctx: RankContext) -> None:
 def _train(ctx: RankContext) -> dict[str, Any]:
     whole = CASES[ctx.arguments["case"]]
     case = whole if ctx.rank in ctx.arguments["ranks"] else Case(reads_conjugate=whole.reads_conjugate)
-    module = Lazy((ctx.scenario.seed, ctx.rank), case)
+    module = Lazy((ctx.scenario.seed, ctx.rank), case, ctx.device)
     model: Any = ctx.wrap(module)
     facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):

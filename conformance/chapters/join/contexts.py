@@ -55,7 +55,7 @@ def uneven_buffers(ctx: RankContext) -> None:
     plan = UnevenPlan.of(ctx.scenario)
     module = Marked().to(ctx.device)
     model: Any = ctx.wrap(module)
-    found = torch.full((max(plan.num_inputs), 2), -9)
+    found = torch.full((max(plan.num_inputs), 2), -9, device=ctx.device)
     with joining(ctx, model.join()):
         for index in range(plan.num_inputs[ctx.rank]):
             module.zero_grad()
