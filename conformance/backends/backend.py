@@ -57,6 +57,7 @@ CAPABILITIES = FOR_DDPS | {
     "tags",
     "timeouts",
     "uint8",
+    "unordered_groups",
 }
 
 BUILT_IN = {

@@ -355,6 +355,16 @@ COLLECTIVES: tuple[Rung, ...] = (
         waits=True,
     ),
     Rung(
+        "unordered groups",
+        "ranks call two groups' operations in different orders",
+        "An operation waits for none of another group; or leave unordered_groups out of the capabilities.",
+        program="several_groups",
+        arguments={"trials": ["all_reduce in two groups, in another order on each rank"]},
+        capability="unordered_groups",
+        fewest_ranks=2,
+        waits=True,
+    ),
+    Rung(
         "monitored barrier",
         "a barrier names the rank that did not come",
         "Its error on rank 0 names the rank; or leave monitored_barrier out of the capabilities.",

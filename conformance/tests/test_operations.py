@@ -14,7 +14,7 @@ from conformance.chapters.backend.crossed.scenarios import CELLS
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
 from conformance.programs.operations.data import ALL, FLOATS, INTEGERS, MOST_RANKS, bits, dtype_of, numbers, reduced
-from conformance.programs.operations.description import OPERATIONS, Place
+from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Place
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
 from conformance.programs.operations.pairs import covered, paired_cells, possible
@@ -179,6 +179,22 @@ def test_wrong_arithmetic_is_named(cell: Cell, mistake: Callable[[torch.Tensor],
     one_off = mistake(right).to(right.dtype)
     one_off[-1] = 3
     assert words not in wrong_values(truth, blocks, one_off, "x")  # it must explain every element
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_an_average_may_be_rounded_where_the_number_of_ranks_is_no_power_of_two(dtype: str) -> None:
+    """A backend may multiply each part by one over their number, as NCCL does; it may not do anything else."""
+    for size in (2, 3, 6):
+        truth = Truth(Cell("all_reduce", dtype, "AVG", numel=200), Place(0, size))
+        block = Block(SUMMED)
+        parts = truth.all_parts(block)
+        multiplied = torch.zeros_like(parts[0])
+        for part in parts:
+            multiplied += part * (1 / size)
+        assert not wrong_values(truth, (block,), multiplied, "it"), (size, multiplied)
+        exact = truth.received((block,))
+        for mistake in (exact * size, exact + parts[0] / size, exact * size / (size + 1)):
+            assert wrong_values(truth, (block,), mistake, "it")
 
 
 def test_what_was_not_written_is_said_only_where_the_fill_is_no_value() -> None:

@@ -46,7 +46,8 @@ class Cell:
     """One operation with a value on each axis; `numel` elements are in one block, `turns` are rounds with new data.
 
     `peer` late: the last rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
-    the root as they were. A coalesced operation has so many `tensors`.
+    the root as they were. A coalesced operation has so many `tensors`. A neighbour alike is the operation `beside`, or
+    the same one.
     """
 
     operation: str
@@ -67,6 +68,7 @@ class Cell:
     peer: str = ""
     strict: bool = False
     tensors: int = 3
+    beside: str = ""
 
     @property
     def what(self) -> Operation:
@@ -94,8 +96,12 @@ class Cell:
     def needs(self) -> frozenset[str]:
         """The capabilities of a backend without which it need not do this."""
         names = {self.what.needs, _OF_REDUCTIONS.get(self.reduction, ""), _OF_DTYPES.get(self.dtype, "")}
+        if self.beside:
+            names.add(OPERATIONS[self.beside].needs)
         if self.in_place and not self.what.in_place:
             names.add("in_place")
+        if self.neighbour.endswith("thread"):
+            names.add("unordered_groups")
         return frozenset(names) - {""}
 
     @property
@@ -170,6 +176,8 @@ class Cell:
         ):  # fmt: skip
             if (value := getattr(self, name)) != default:
                 parts.append(f"{name} {value}")
+        if self.beside:
+            parts.append(f"beside {self.beside}")
         if self.in_place:
             parts.append("in place")
         if self.strict:

@@ -32,8 +32,11 @@ class Truth:
     turn: int = 0
 
     def beside(self) -> Truth:
-        """Return the truth of the same operation beside it, with other data and from the next rank as the root."""
-        cell = replace(self.cell, neighbour="none", lifetime="wait", peer="", root=self.cell.root + 1, turns=1)
+        """Return the truth of the operation beside it, with other data and from the next rank as the root."""
+        cell = replace(
+            self.cell, operation=self.cell.beside or self.cell.operation, beside="", neighbour="none", lifetime="wait",
+            peer="", root=self.cell.root + 1, turns=1,
+        )  # fmt: skip
         place = replace(self.place, root=(self.place.root + 1) % self.place.size)
         return Truth(cell, place, self.turn + _ROUNDS_LATER)
 
@@ -79,6 +82,16 @@ class Truth:
         """Return what every rank passes for the block's target."""
         return [self.of_rank(source, block) for source in range(self.place.size)]
 
+    def rounding(self, blocks: Blocks) -> Tensor:
+        """Return how far each element of an average may be from the exact one: who divides first rounds each part.
+
+        NCCL multiplies each by one over the number of ranks, which is exact for powers of two alone (NCCL user guide:
+        ncclAvg).
+        """
+        parts = [torch.stack(self.all_parts(block)).abs().double().sum(0) for block in blocks]
+        is_exact = self.place.size & (self.place.size - 1) == 0
+        return torch.cat(parts) * (0.0 if is_exact else torch.finfo(dtype_of(self.cell.dtype)).eps)
+
     def of_block(self, block: Block) -> Tensor:
         """Return what an output must hold where `block` is."""
         if block.source == SUMMED:
@@ -94,6 +107,8 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
         return f"{which} is {_kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
     flat = got.detach().to("cpu").reshape(-1)
     differs = ~_same(expected, flat, as_bits=truth.cell.data == "bits")
+    if truth.cell.reduction == "AVG":
+        differs &= ~((flat - expected).abs().double() <= truth.rounding(blocks))
     number = int(differs.sum())
     if not number:
         return ""
@@ -181,7 +196,7 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
         for target in {block.target, *range(size)}:
             for source in {block.source, *range(size)}:
                 held = Truth(cell, truth.place, other).received((Block(source, target, block.length),))
-                yield f"what is of the {cell.operation} beside it", held
+                yield f"what is of the {cell.beside or 'operation'} beside it", held
     for root in range(size):
         if cell.what.rooted and root != truth.place.root:
             yield f"what rank {root} would send as the root", truth.of_rank(root, block)

@@ -158,16 +158,15 @@ def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_MANY, (sums, kinds, delayed, between, unlike_numbers), strict=True))
 
 
-_GROUPS = (
-    "all_reduce in two groups, in another order on each rank",
-    "all_reduce in groups in a ring",
-    "all_reduce in two threads with a group each",
-)
+OWN_ORDER = "all_reduce in two groups, in another order on each rank"
+RING = "all_reduce in groups in a ring"
+THREADS = "all_reduce in two threads with a group each"
+_GROUPS = (OWN_ORDER, RING, THREADS)
 
 
 @judged(
     "several_groups", always(*_GROUPS),
-    speaks_for={_GROUPS[0]: ("ORD-03",), _GROUPS[1]: ("ORD-04",), _GROUPS[2]: ("ORD-05",)},
+    speaks_for={OWN_ORDER: ("ORD-03",), RING: ("ORD-04",), THREADS: ("ORD-05",)},
 )  # fmt: skip
 def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
     """Sum in several groups at once, in the order of each rank's own."""

@@ -14,16 +14,15 @@ from conformance.programs.judged import Trial, always, first_wrong, judged, unli
 from conformance.programs.rank_context import RankContext
 
 _FIRST, _SECOND = "Conformance_First", "conformance_second"
-_NAMES = (
-    "new_group by each spelling of a backend's name",
-    "new_group by two names at once",
-    "new_group by a name that is registered anew",
-)
+SPELT = "new_group by each spelling of a backend's name"
+SIDE_BY_SIDE = "new_group by two names at once"
+ANEW = "new_group by a name that is registered anew"
+_NAMES = (SPELT, SIDE_BY_SIDE, ANEW)
 
 
 @judged(
     "registered_names", always(*_NAMES),
-    speaks_for={_NAMES[0]: ("REG-01",), _NAMES[1]: ("REG-02",), _NAMES[2]: ("REG-05",)},
+    speaks_for={SPELT: ("REG-01",), SIDE_BY_SIDE: ("REG-02",), ANEW: ("REG-05",)},
 )  # fmt: skip
 def registered_names(ctx: RankContext) -> Mapping[str, Trial]:
     """Register what creates the default group under two further names, with its device as a text or in a list."""
