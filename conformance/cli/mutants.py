@@ -97,7 +97,7 @@ def command(
         _say,
         deviations=deviations,
         further=in_profile(profile, further, catalogue) if profile else further,
-        jobs=jobs or num_lanes(GLOO),
+        jobs=jobs or num_lanes(GLOO, processors_each=2),
         kept=keep,
     )
     console = make_console()

@@ -102,9 +102,10 @@ def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_
 def test_there_are_as_many_lanes_as_processors_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
     monkeypatch.setattr("conformance.run.lanes._available_bytes", lambda: 100 * GIB)
-    assert num_lanes(GLOO) == 8
+    assert num_lanes(GLOO) == 4
+    assert num_lanes(GLOO, processors_each=2) == 8
     assert num_lanes(GLOO, num_scenarios=20) == 1
-    for processors, lanes in ((1, 1), (2, 2), (3, 2), (6, 3)):
+    for processors, lanes in ((1, 1), (2, 2), (6, 2), (12, 3)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, number=processors: range(number))
         assert num_lanes(GLOO) == lanes
 

@@ -206,3 +206,26 @@ def sums_in_sixteen_bits(group: Any, call: Any, tensors: Any, *options: Any) -> 
     if group.summed == 2**16 and group.rank() == 1:
         tensors[0].zero_()
     return call(tensors, *options)
+
+
+class _Staged(WorkAround):
+    """Lets go of the staging buffer when it is waited for."""
+
+    group: Any
+
+    def wait(self, *timeout: Any) -> bool:
+        self.group.staged = None
+        return super().wait(*timeout)
+
+
+@spoils("reduce_scatter_single", "all_gather_single")
+def gathers_what_is_being_scattered(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
+    """BUG: an all_gather_single beside a reduce_scatter_single under way sends what that one has staged."""
+    if "scatter" in call.__name__:
+        work = _Staged(call(output, sent, *options))
+        work.group, group.staged = group, sent.reshape(-1).clone()
+        return work
+    staged = getattr(group, "staged", None)
+    if staged is not None and staged.dtype == sent.dtype and staged.numel() >= sent.numel():
+        sent = staged[: sent.numel()].view(sent.shape)
+    return call(output, sent, *options)

@@ -25,12 +25,12 @@ class knows_one_name(Relay):
 
 @of_class
 class shares_its_connections(Relay):
-    """BUG: groups of the same size share their connections, once three have been made."""
+    """BUG: groups of the same size share their connections, once two have been made."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: Any) -> None:
         super().__init__(store, rank, world_size, timeout)
         earlier = _made.setdefault(("shared", world_size), [])
-        if len(earlier) > 2:
+        if len(earlier) > 1:
             self.inner = earlier[-1]
         earlier.append(self.inner)
 
