@@ -133,7 +133,8 @@ def likeness_of(wrong: Iterable[WrongFact]) -> str:
 
 def _in_kind(clause: str) -> str:
     """Return what a clause says less what differs from run to run: numbers, values, and where torch logged an error."""
-    return re.sub(r"expected [^;]*|\[rank\d+\]:\[[^\]]*\]|0x[0-9a-f]+|\d+|\bnan\b", "#", clause)[:_OF_CLAUSES]
+    number = r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?|\bnan\b"
+    return re.sub(rf"expected [^;]*|\[rank\d+\]:\[[^\]]*\]|{number}", "#", clause)[:_OF_CLAUSES]
 
 
 def reduced_steps(evidence: Evidence) -> Mapping[int, int] | None:

@@ -59,6 +59,13 @@ def reads_two_bytes_of_tags(group: Any, call: Any, tensors: Any, peer: int, tag:
     return call(tensors, peer, tag % 2**16)
 
 
+@spoils("send", "recv")
+def ignores_tags_of_long_messages(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: messages of 64 KiB and more, which ask the receiver first, have no tag."""
+    (tensor,) = tensors
+    return call(tensors, peer, 0 if tensor.numel() * tensor.element_size() >= 2**16 else tag)
+
+
 @spoils_work("_source_rank", "recv_anysource")
 def names_rank_zero(work: WorkAround, source_rank: Any) -> int:
     """BUG: a message from anybody is said to be from rank 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
-from conformance.chapters.variants import each
+from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, Cell
 from conformance.scenario import Scenario
 
@@ -24,13 +24,19 @@ _PROGRAMS = (
     ("P2P-11", "many", "many_messages", ("P2P-12",), ()),
     ("P2P-14", "written-over", "messages_written_over", (), ()),
 )
+#: These try several sizes by themselves.
+_OF_SIZES = ("all_pairs", "many_messages", "messages_written_over")
+#: More than backends send at once, without asking the receiver first.
+_LONG = arguments("long", numel=40_000)
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for world_size in (2, 3, 4):
         for requirement, slug, program, also, needs in _PROGRAMS:
-            yield from _grid(requirement, slug, program, world_size, also=also, needs=("send_recv", *needs))
+            sizes = (Variant(),) if program in _OF_SIZES else (Variant(), _LONG)
+            given = {"also": also, "needs": ("send_recv", *needs)}
+            yield from _grid(requirement, slug, program, world_size, sizes, **given)
         wrong = each("case", ["wrong-batches"])
         yield from _grid("P2P-13", "", "refused_calls", world_size, wrong, needs=("send_recv",))
     cells = [

@@ -17,19 +17,29 @@ from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
+_SHORT = 5
 _NUM_IN_ORDER = 8
 #: So many messages are told from each other.
 _NUM_MESSAGES = 100
 _PATIENCE = timedelta(seconds=3)
 
 
-def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int = 5) -> Tensor:
+def _numel(ctx: RankContext) -> int:
+    """Return the argument `numel`: of how many elements messages are whose trial names no size."""
+    return int(ctx.arguments.get("numel", _SHORT))
+
+
+def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int | None = None) -> Tensor:
     """Return what `source` sends to `target` as its message `number`."""
-    return (torch.arange(numel) % 50 + 1000 * source + 100 * target + 10_000 * number).float().to(ctx.device)
+    return (
+        (torch.arange(numel or _numel(ctx)) % 50 + 1000 * source + 100 * target + 10_000 * number)
+        .float()
+        .to(ctx.device)
+    )
 
 
-def _room(ctx: RankContext, numel: int = 5) -> Tensor:
-    return torch.full((numel,), -1.0, device=ctx.device)
+def _room(ctx: RankContext, numel: int | None = None) -> Tensor:
+    return torch.full((numel or _numel(ctx),), -1.0, device=ctx.device)
 
 
 def _wrong(ctx: RankContext, got: Tensor, source: int, number: int = 0) -> str:
