@@ -94,7 +94,17 @@ def move(value: Any, device: torch.device) -> Any:
 
     Of pinned memory a copy that does not block would read later what the user has written there meanwhile.
     """
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=not tensor.is_pinned()), value)
+    return map_tensors(lambda tensor: _moved(tensor, device), value)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device == device:
+        return tensor
+    try:
+        may_change = tensor.is_pinned()
+    except RuntimeError:  # within torch.vmap, where this cannot be asked
+        may_change = True
+    return tensor.to(device, non_blocking=not may_change)
 
 
 def cast(value: Any, dtype: torch.dtype | None) -> Any:

@@ -174,6 +174,22 @@ def _new_groups_are_plain() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _backwards_run_where_they_are_called() -> Iterator[None]:
+    """Let every thread that starts, a program's own too, run its backwards by itself, on whatever device.
+
+    A device's thread would run those of all ranks, and wait in one for the others.
+    """
+    usual = threading.Thread.run
+
+    def run(thread: threading.Thread) -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            usual(thread)
+
+    with mock.patch.object(threading.Thread, "run", run):
+        yield
+
+
 def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Mapping[int, Any]:
     """Return what `main(rank, default group)` returns on each of `num_ranks` plain ranks.
 
@@ -181,7 +197,7 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     `DesertedError` where ranks wait for each other.
     """
     world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _Debugging())
-    with _as_it_was(world, *others), _new_groups_are_plain():
+    with _as_it_was(world, *others), _new_groups_are_plain(), _backwards_run_where_they_are_called():
         start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
         states = {rank: (one, *start) for rank, one in enumerate(worlds)}
@@ -195,8 +211,7 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
                 torch.set_num_threads(1)
                 group = PlainGroup(baton, range(num_ranks), rank, "default")
                 worlds[rank].make_default(group)
-                with torch.autograd.set_multithreading_enabled(False):  # backward runs in the thread of its rank
-                    results[rank] = main(rank, group)
+                results[rank] = main(rank, group)
             except BaseException as error:
                 errors.append(error)
             finally:

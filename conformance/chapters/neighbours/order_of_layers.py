@@ -73,7 +73,7 @@ class _InOrder(nn.Module):
             if work is not None:
                 work.wait()
             elif dist.get_rank(self._group) == 1:
-                dist.recv(torch.empty(_WIDTH, _WIDTH), group=self._group, group_src=0)
+                dist.recv(torch.empty_like(self.sums[-1]), group=self._group, group_src=0)
         self._posted.clear()
 
 
