@@ -7,7 +7,7 @@
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
 #     ASTRAY=1 bash ci/nightly.sh        # also runs fixtures/scripts/astray: right, or an error on every rank?
-#     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
+#     DEVICES=1 bash ci/nightly.sh       # also runs profiles core, gpu and full on the simulated device
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
 #     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
@@ -65,6 +65,7 @@ if [ -n "${DEVICES:-}" ]; then
                 --report "$NIGHT/sim-$profile-$seed" || status=1
         done
     done
+    ddp-conformance run --backend sim --profile full --no-native --quiet --report "$NIGHT/sim-full" || status=1
     ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 if [ -n "${TRUST:-}" ]; then
