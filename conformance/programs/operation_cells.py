@@ -162,6 +162,27 @@ def cells_of(scenario: Scenario) -> list[Cell]:
     return [Cell.from_json(data) for data in scenario.arguments["cells"]]
 
 
+class _Written:
+    """Outputs that the caller writes over once their Work was waited for, which from then on are the caller's."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        self._outputs = outputs
+        self._before: list[torch.Tensor] = []
+
+    def overwrite(self) -> None:
+        """Write zeros over them."""
+        self._before = [output.clone() for output in self._outputs]
+        for output in self._outputs:
+            output.copy_(torch.zeros_like(output))
+
+    def wrong(self) -> str:
+        """Return what has written over them since, as a clause, empty if nothing; they hold again what they held."""
+        is_wrong = not all(same_bits(output, torch.zeros_like(output)) for output in self._outputs[: len(self._before)])
+        for output, before in zip(self._outputs, self._before, strict=False):
+            output.copy_(before)
+        return "a second wait() wrote over what the caller had put there since the first" if is_wrong else ""
+
+
 class _Trial:
     """One cell on one rank."""
 
@@ -219,7 +240,9 @@ class _Trial:
             del given
             if cell.lifetime == "inputs-dropped":
                 self._reuse_memory(inputs)
-            wrong_work = complete(issued, cell.lifetime, self._barrier, self._patience) if issued.works else ""
+            first = _Written(list(issued.outputs))
+            how = (cell.lifetime, self._barrier, self._patience, first.overwrite)
+            wrong_work = (complete(issued, *how) or first.wrong()) if issued.works else ""
             if cell.lifetime == "dropped" and not issued.works:
                 self._barrier()
         results = list(issued.outputs)

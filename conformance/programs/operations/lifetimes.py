@@ -20,7 +20,7 @@ _LATE_S = 0.005
 _PAUSE_S = 0.0002
 #: Nothing that is due takes so long, where the machine lets the process have that time.
 _PATIENCE_S = 3.0
-#: After a wait in vain the scenario has failed; the next one is given less, and those behind it little.
+#: After a wait in vain the scenario has failed; the next one in the same way is given less, those behind it little.
 _SHORTER_S = {_PATIENCE_S: 0.5, 0.5: 0.1, 0.1: 0.1}
 #: So long, and so many times in vain, a wrong result is looked at again: the right one may come later.
 LINGER_S, _MOST_IN_VAIN = 0.3, 3
@@ -31,12 +31,13 @@ class Patience:
 
     def __init__(self) -> None:
         """Begin with all of it."""
-        self.seconds = _PATIENCE_S
+        self.way = ""
+        self._seconds: dict[str, float] = {}
         self._lingers = _MOST_IN_VAIN
 
     def until(self, due: Callable[[], bool]) -> bool:
         """Whether something becomes true in time."""
-        return any(due() for _ in own_seconds(self.seconds, pause_s=_PAUSE_S))
+        return any(due() for _ in own_seconds(self._seconds.get(self.way, _PATIENCE_S), pause_s=_PAUSE_S))
 
     def comes_late(self, due: Callable[[], bool]) -> bool:
         """Whether something is true a little later; it is not, and nobody waits, once it was not a few times."""
@@ -48,23 +49,34 @@ class Patience:
         return is_late
 
     def in_vain(self) -> float:
-        """Return for how many seconds it was waited, and wait less from now on."""
-        waited, self.seconds = self.seconds, _SHORTER_S[self.seconds]
+        """Return for how many seconds it was waited, and wait less in this `way` from now on."""
+        waited = self._seconds.get(self.way, _PATIENCE_S)
+        self._seconds[self.way] = _SHORTER_S[waited]
         return waited
 
 
-def complete(issued: Issued, lifetime: str, barrier: Callable[[], None], patience: Patience) -> str:
+def complete(
+    issued: Issued,
+    lifetime: str,
+    barrier: Callable[[], None],
+    patience: Patience,
+    between: Callable[[], None] = lambda: None,
+) -> str:
     """Wait as `lifetime` says until the result must be there; return what is wrong with a Work, empty if nothing is.
 
     `barrier` makes all ranks of the group wait for each other, by which a Work that was dropped is known to be done.
+    Where Works are waited for twice, `between` is called after the first time.
     """
-    works = issued.works
+    works, patience.way = issued.works, lifetime
     if lifetime == "dropped":
         del issued, works
         barrier()
         return ""
     try:
         wrong = next(filter(None, (_WAYS[lifetime](work, patience) for work in works)), "")
+        if lifetime == "wait-twice" and not wrong:
+            between()
+            wrong = next(filter(None, (_in_a_thread(work, patience, "a second wait()") for work in works)), "")
     except Exception:
         _see_done(works, patience)
         raise
@@ -118,10 +130,6 @@ def _wait_late(work: Any, patience: Patience) -> str:
         return wrong
     wait_for_device()
     return "" if work.is_completed() else "is_completed() is False after wait()"
-
-
-def _wait_twice(work: Any, patience: Patience) -> str:
-    return _wait(work, patience) or _in_a_thread(work, patience, "a second wait()")
 
 
 def _polled(work: Any, patience: Patience) -> str:
@@ -183,7 +191,7 @@ _WAYS: dict[str, Callable[[Any, Patience], str]] = {
     "sync": _wait,
     "wait": _wait,
     "wait-late": _wait_late,
-    "wait-twice": _wait_twice,
+    "wait-twice": _wait,
     "polled": _polled,
     "future": _future,
     "future-polled": _future_polled,

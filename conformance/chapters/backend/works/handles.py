@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ OF_ALL = (
 )  # fmt: skip
 #: The last rank waits so long for the others to ask; who has not asked by then is still in the call.
 _PATIENCE = timedelta(seconds=3)
+#: So late the last rank comes where the others are to have added a callback before.
+_LATE_S = 0.05
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
@@ -78,7 +81,9 @@ def _tensors(ctx: RankContext, cell: Cell, truth: Truth) -> tuple[list[torch.Ten
     inputs = [arena(blocks) for blocks in cell.what.inputs(truth.place)]
     for one, blocks in zip(inputs, cell.what.inputs(truth.place), strict=True):
         one.fill(truth.sent(blocks).to(ctx.device))
-    outputs = inputs if cell.what.in_place else [arena(blocks) for blocks in cell.what.outputs(truth.place)]
+    outputs = [arena(blocks) for blocks in cell.what.outputs(truth.place)]
+    if cell.what.in_place and inputs:
+        outputs = inputs
     return [one.tensor for one in inputs], [one.tensor for one in outputs]
 
 
@@ -99,10 +104,6 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
             cell = Cell(_KINDS[turn % len(_KINDS)], "int64", numel=10 + turn, lifetime="wait")
             truth = Truth(cell, Place(ctx.rank, ctx.world_size), turn)
             inputs, outputs = _tensors(ctx, cell, truth)
-            outputs = outputs or [
-                Arena.of(truth.shape(blocks), torch.int64, "contiguous", ctx.device).tensor
-                for blocks in cell.what.outputs(truth.place)
-            ]
             begun.append((truth, issue(cell, ctx.process_group, None, truth.place, inputs, outputs), outputs))
         return begun
 
@@ -150,6 +151,32 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
         return values or unlike("two threads' waits gave", answers, [True] * number)
 
     return dict(zip(_OWN, (at_once, backwards, in_threads), strict=True))
+
+
+_CALLBACKS = tuple(f"a callback of {operation} that waits for an all_reduce" for operation in _KINDS)
+
+
+@judged("callbacks_that_wait", always(*_CALLBACKS))
+def callbacks_that_wait(ctx: RankContext) -> Mapping[str, Trial]:
+    """Have a callback of a future call an all_reduce, and wait for it; the last rank comes late."""
+    size = ctx.world_size
+
+    def waits(operation: str) -> str:
+        summed = torch.full((3,), float(ctx.rank), device=ctx.device)
+
+        def reduce(future: Any) -> None:
+            work: Any = dist.all_reduce(summed, group=ctx.process_group, async_op=True)
+            work.wait()
+
+        if ctx.rank == size - 1:
+            time.sleep(_LATE_S)
+        cell = Cell(operation, lifetime="future")
+        inputs, outputs = _tensors(ctx, cell, Truth(cell, Place(ctx.rank, size)))
+        (work,) = issue(cell, ctx.process_group, None, Place(ctx.rank, size), inputs, outputs).works
+        work.get_future().then(reduce).wait()
+        return unlike("the sum of all_reduce is", summed, [float(sum(range(size)))] * 3)
+
+    return {name: partial(waits, operation) for name, operation in zip(_CALLBACKS, _KINDS, strict=True)}
 
 
 _STATUS = (

@@ -240,3 +240,20 @@ def returns_before_the_end(group: Any, call: Any, tensors: Any, *options: Any) -
     thread = threading.Thread(target=finish, daemon=True)
     thread.start()
     return None if getattr(options[0] if options else None, "asyncOp", True) is False else work
+
+
+@spoils_work("wait", "broadcast")
+def copies_out_at_every_wait(work: WorkAround, wait: Any, *timeout: Any) -> Any:
+    """BUG: wait() copies the result of a broadcast out, also the second time."""
+    done = wait(*timeout)
+    (tensor,) = work.tensors
+    tensor.copy_(work.__dict__.setdefault("kept", tensor.clone()))
+    return done
+
+
+@spoils("allreduce")
+def has_one_thread_for_callbacks(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a callback runs in the thread that makes progress, so that an all_reduce that it asks for never begins."""
+    if isinstance(threading.current_thread(), threading._DummyThread):
+        time.sleep(1000)
+    return call(tensors, *options)
