@@ -65,7 +65,7 @@ if [ -n "${DEVICES:-}" ]; then
                 --report "$NIGHT/sim-$profile-$seed" || status=1
         done
     done
-    ddp-conformance run --backend sim --profile full --no-native --quiet --report "$NIGHT/sim-full" || status=1
+    ddp-conformance run --backend sim-alone --profile full --no-native --quiet --report "$NIGHT/sim-full" || status=1
     ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 if [ -n "${TRUST:-}" ]; then

@@ -64,6 +64,7 @@ BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",
     "nccl": "conformance.backends.nccl:NCCL",
     "sim": "conformance.backends.sim:SIM",
+    "sim-alone": "conformance.backends.sim:SIM_ALONE",
     "sim-late": "conformance.backends.sim:SIM_LATE",
 }
 

@@ -1,4 +1,7 @@
-"""The simulated device, wherever a C++ compiler is: `sim` finds races, `sim-late` poisons what came too early."""
+"""The simulated device, wherever a C++ compiler is: `sim` finds races, `sim-late` poisons what came too early.
+
+A group of `sim` moves the CPU's tensors too, like one of `cpu:gloo,cuda:nccl`; one of `sim-alone` as little as NCCL's.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def _device(rank: int) -> str:
     return f"sim:{rank % _NUM_DEVICES}"
 
 
-def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, late: bool = False) -> ProcessGroup:
+def _create(
+    store: Store, rank: int, world_size: int, timeout: timedelta, *, late: bool = False, serves_hosts: bool = True
+) -> ProcessGroup:
     from conformance.backends.sim_device.group import SimGroup
     from conformance.backends.sim_device.module import install
 
@@ -41,11 +46,15 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, lat
     if not dist.is_initialized():  # a further group numbers its ranks anew
         device.set_device(rank % _NUM_DEVICES)
     inner = instance(GLOO.create(store, rank, world_size, timeout), GroupBackend)
-    return SimGroup(inner, device, store)
+    return SimGroup(inner, device, store, serves_hosts=serves_hosts)
 
 
 def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
     return _create(store, rank, world_size, timeout, late=True)
+
+
+def _create_alone(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
+    return _create(store, rank, world_size, timeout, serves_hosts=False)
 
 
 def _noticed() -> tuple[str, ...]:
@@ -71,3 +80,4 @@ SIM = Backend(
     simulated=True,
 )
 SIM_LATE = replace(SIM, name="sim-late", create=_create_late)
+SIM_ALONE = replace(SIM, name="sim-alone", create=_create_alone)

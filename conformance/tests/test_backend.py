@@ -42,7 +42,7 @@ def test_a_backend_elsewhere_is_found_again_by_the_same_text() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("glo", "unknown backend 'glo'; expected gloo, nccl, sim, sim-late, or module:attr"),
+        ("glo", "unknown backend 'glo'; expected gloo, nccl, sim, sim-alone, sim-late, or module:attr"),
         ("no_such_module:BACKEND", "cannot import no_such_module: ModuleNotFoundError"),
         ("os:path", "must be a conformance.backends.backend.Backend, got module"),
         ("os:no_such_thing", "no such attribute"),

@@ -69,7 +69,10 @@ def refused(*arguments: str | Path) -> str:
         (["--ddp", "nowhere_to_be_found:DDP"], "cannot import nowhere_to_be_found: ModuleNotFoundError"),
         (["--ddp", "torch.nn.parallel:DistributedDataParalel"], "did you mean DistributedDataParallel?"),
         (["--ddp", f"{SUBJECTS}:NOT_A_CLASS"], "must be a class, got int"),
-        (["--backend", "glue"], "unknown backend 'glue'; expected gloo, nccl, sim, sim-late, or module:attr"),
+        (
+            ["--backend", "glue"],
+            "unknown backend 'glue'; expected gloo, nccl, sim, sim-alone, sim-late, or module:attr",
+        ),
         (["--backend", f"{SUBJECTS}:NO_DRIVER"], "backend 'driverless' cannot be used here: its driver is not loaded"),
         (
             ["--backend", f"{SUBJECTS}:TWO_RANKS", "--world-size", "3"],

@@ -61,7 +61,8 @@ def test_a_mistyped_name_is_answered_with_what_is_installed(install: Install) ->
     install("acme", plugins.BACKENDS, acme="acme_adapter:BACKEND")
     install("acme", plugins.SUBJECTS, swift="acme_adapter:SUBJECT")
     with pytest.raises(
-        BackendError, match="unknown backend 'acne'; expected gloo, nccl, sim, sim-late, acme, or module:attr"
+        BackendError,
+        match="unknown backend 'acne'; expected gloo, nccl, sim, sim-alone, sim-late, acme, or module:attr",
     ):
         get_backend("acne")
     with pytest.raises(SubjectError, match="did you mean swift"):

@@ -141,8 +141,11 @@ class SimWork(dist.Work):
 class SimGroup(dist.ProcessGroup):
     """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
 
-    def __init__(self, inner: Any, device: Any, store: Store) -> None:
-        """Wrap `inner`; `device` is the compiled device, `store` the one that ranks have met in."""
+    def __init__(self, inner: Any, device: Any, store: Store, *, serves_hosts: bool) -> None:
+        """Wrap `inner`; `device` is the compiled device, `store` the one that ranks have met in.
+
+        It `serves_hosts` if it moves tensors on the CPU as well, as a group of two backends does.
+        """
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
         self._store = store
@@ -152,9 +155,11 @@ class SimGroup(dist.ProcessGroup):
         self._coalescing: list[SimWork] | None = None
         self._num_launched = 0
         self._is_over = False
+        self._serves_hosts = serves_hosts
         _groups.add(self)
         self._name = self._description = ""
-        self._register_backend(torch.device("sim"), dist.ProcessGroup.BackendType.CUSTOM, inner)
+        for kind in ("sim", "cpu") if serves_hosts else ("sim",):
+            self._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, inner)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
     def count_anew(self) -> None:
@@ -218,8 +223,12 @@ class SimGroup(dist.ProcessGroup):
         outputs = _flat(arguments[writes]) if writes >= 0 else []
         inputs = _flat(arguments[reads]) if reads >= 0 else []
         device = next((tensor.device for tensor in (*inputs, *outputs) if tensor.device.type == "sim"), None)
-        if device is None:  # as a group of NCCL's does
+        if device is None and not self._serves_hosts:
             raise RuntimeError(f"{method} of tensors on the CPU, which a group of the simulated device does not move")
+        if device is None:
+            for work in self._carry_out(method, arguments):
+                work.wait()
+            return SimWork(None, outputs)
         moved = (outputs or inputs)[0]
         operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
