@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from conformance.observation import Collective
@@ -113,6 +113,10 @@ class ScenarioResult:
     def findings_that_tell(self) -> tuple[Finding, ...]:
         """The findings that made the verdict what it is, see `telling`; none for PASS."""
         return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
+
+    def with_note(self, summary: str) -> ScenarioResult:
+        """Return it with a finding of the runner's: what came of trying it again, say."""
+        return replace(self, findings=(*self.findings, Finding("runner", self.verdict, summary)))
 
     @property
     def likeness(self) -> str:

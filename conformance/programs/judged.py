@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from conformance.checkers.explanation import shorten
 from conformance.errors import certain
 from conformance.observation import Facts
 from conformance.programs.operations.hearsay import all_say
-from conformance.programs.operations.lifetimes import LINGER_S
+from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program
 from conformance.scenario import Scenario
@@ -75,12 +74,6 @@ def unlike(what: str, got: object, expected: object) -> str:
     if first is got or not comes_late(lambda: _elements(got) == expected):
         return wrong
     return f"{wrong}; the right values came later, so that it counted as done too early"
-
-
-def comes_late(is_right: Callable[[], bool]) -> bool:
-    """Whether what is not right yet is so a little later."""
-    time.sleep(LINGER_S)
-    return is_right()
 
 
 def _elements(value: object) -> object:

@@ -177,8 +177,10 @@ class _Written:
 
     def wrong(self) -> str:
         """Return what has written over them since, as a clause, empty if nothing; they hold again what they held."""
-        is_wrong = not all(same_bits(output, torch.zeros_like(output)) for output in self._outputs[: len(self._before)])
-        for output, before in zip(self._outputs, self._before, strict=False):
+        if not self._before:
+            return ""
+        is_wrong = not all(same_bits(output, torch.zeros_like(output)) for output in self._outputs)
+        for output, before in zip(self._outputs, self._before, strict=True):
             output.copy_(before)
         return "a second wait() wrote over what the caller had put there since the first" if is_wrong else ""
 

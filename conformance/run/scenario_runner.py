@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 
 from conformance.backends.backend import Backend
 from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
@@ -24,7 +23,7 @@ from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
-from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
 
 
@@ -134,7 +133,7 @@ class ScenarioRunner:
                 self._doubted.add(scenario.kind_of_ranks)
             result = settled.result
             if tried_again:
-                result = replace(result, findings=(*result.findings, Finding("runner", result.verdict, tried_again)))
+                result = result.with_note(tried_again)
             outcome = Outcome.of(
                 scenario,
                 result,

@@ -157,7 +157,7 @@ def _kept_between_groups(result: ScenarioResult, alone: Verdict, by: str) -> Sce
         f" with {by}; {alone.value} on fresh ones, {_TIMES_ALONE} times; the backend keeps something of its process"
         " (a counter, a buffer, a pool, a key of the store) from one group to the next"
     )
-    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
+    return result.with_note(summary)
 
 
 def _racy(result: ScenarioResult, alone: Verdict) -> ScenarioResult:
@@ -166,7 +166,7 @@ def _racy(result: ScenarioResult, alone: Verdict) -> ScenarioResult:
         f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, then"
         f" {result.verdict.value} on other fresh ones, as where two things race; replay it with --times 100"
     )
-    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
+    return result.with_note(summary)
 
 
 def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioResult:
@@ -176,4 +176,4 @@ def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioRe
         f" {result.verdict.value} on others that had first run what those that failed had, {before} last; replay it"
         " with --times 100"
     )
-    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
+    return result.with_note(summary)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddp_impl import DistributedDataParallel, distributed
-from ddp_impl.nested_tensors import cast, find_tensors
+from ddp_impl.nested_tensors import cast, find_tensors, move
 from ddp_impl.tests.ranks import group_of_one
 
 
@@ -144,3 +144,9 @@ def test_a_forward_looks_for_tensors_once(monkeypatch: pytest.MonkeyPatch) -> No
         for ddp in ddps:  # beside another its outputs are marked
             ddp(torch.ones(1, 2)).sum().backward()
     assert len(searched) == 2
+
+
+def test_tensors_within_vmap_are_moved_although_nobody_can_tell_there_whether_their_memory_is_pinned() -> None:
+    rows = torch.ones(3, 2)
+    assert torch.equal(torch.vmap(lambda row: move([row], rows.device)[0])(rows), rows)
+    assert torch.vmap(lambda row: move([row], torch.device("meta"))[0])(rows).device.type == "meta"

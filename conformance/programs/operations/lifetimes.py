@@ -23,7 +23,7 @@ _PATIENCE_S = 3.0
 #: After a wait in vain the scenario has failed; the next one in the same way is given less, those behind it little.
 _SHORTER_S = {_PATIENCE_S: 0.5, 0.5: 0.1, 0.1: 0.1}
 #: So long, and so many times in vain, a wrong result is looked at again: the right one may come later.
-LINGER_S, _MOST_IN_VAIN = 0.3, 3
+_LINGER_S, _MOST_IN_VAIN = 0.3, 3
 
 
 class Patience:
@@ -43,8 +43,7 @@ class Patience:
         """Whether something is true a little later; it is not, and nobody waits, once it was not a few times."""
         if not self._lingers:
             return False
-        time.sleep(LINGER_S)
-        is_late = due()
+        is_late = comes_late(due)
         self._lingers -= not is_late
         return is_late
 
@@ -53,6 +52,12 @@ class Patience:
         waited = self._seconds.get(self.way, _PATIENCE_S)
         self._seconds[self.way] = _SHORTER_S[waited]
         return waited
+
+
+def comes_late(due: Callable[[], bool]) -> bool:
+    """Whether what is not true yet is so a little later."""
+    time.sleep(_LINGER_S)
+    return due()
 
 
 def complete(

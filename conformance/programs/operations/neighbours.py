@@ -47,10 +47,10 @@ class Neighbours:
     ) -> None:
         """Wait for them and judge them; where the block has raised, wait only, lest they go on beside others."""
         if error is not None:
-            thread = self._thread or threading.Thread(target=self._end_quietly, daemon=True)
-            if thread is not self._thread:
-                thread.start()
-            thread.join(_PATIENCE_S)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._end_quietly, daemon=True)
+                self._thread.start()
+            self._thread.join(_PATIENCE_S)
             return
         if self._thread is None:
             self.wrong = self._end()

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.judged import Trial, always, comes_late, first_wrong, judged, unlike
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
@@ -31,11 +32,8 @@ def _numel(ctx: RankContext) -> int:
 
 def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int | None = None) -> Tensor:
     """Return what `source` sends to `target` as its message `number`."""
-    return (
-        (torch.arange(numel or _numel(ctx)) % 50 + 1000 * source + 100 * target + 10_000 * number)
-        .float()
-        .to(ctx.device)
-    )
+    whole = torch.arange(numel or _numel(ctx)) % 50 + 1000 * source + 100 * target + 10_000 * number
+    return whole.float().to(ctx.device)
 
 
 def _room(ctx: RankContext, numel: int | None = None) -> Tensor:
