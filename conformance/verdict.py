@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -37,8 +37,9 @@ class Finding:
     """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence.
 
     `requirements` are those that it speaks for, where that is not every one that the scenario tests. `mistake` names
-    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells. `likeness` is
-    the same for findings that have the same wrong in the same way, whatever the numbers; empty where nobody compares.
+    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells. `wrong` says
+    each thing that is wrong in a sentence, and `likeness` has a word for each, with spaces between: the same for what
+    is wrong in the same way, whatever the numbers. Both are empty where nobody compares.
     """
 
     checker: str
@@ -48,6 +49,7 @@ class Finding:
     requirements: tuple[str, ...] = ()
     mistake: str = ""
     likeness: str = ""
+    wrong: tuple[str, ...] = ()
 
 
 #: Checkers whose failure explains those of others, deaths and hangs too.
@@ -118,11 +120,25 @@ class ScenarioResult:
         """Return it with a finding of the runner's: what came of trying it again, say."""
         return replace(self, findings=(*self.findings, Finding("runner", self.verdict, summary)))
 
+    def headed(self, sentence: str, detail: str) -> ScenarioResult:
+        """Return it with another first sentence, and `detail` above the evidence."""
+        first, *_ = self.findings_that_tell
+        told = replace(first, summary=sentence, explanation="\n".join(filter(None, (detail, first.explanation))))
+        return replace(self, findings=tuple(told if one is first else one for one in self.findings))
+
     @property
-    def likeness(self) -> str:
-        """How it failed, to be compared with another time: all that was wrong, or HANG or CRASH, whose place varies."""
-        told = (one.likeness for one in self.findings_that_tell if one.likeness)
-        return next(told, self.verdict.value) if self.verdict is Verdict.FAIL else self.verdict.value
+    def ways(self) -> Mapping[str, str]:
+        """How it failed, to be compared with another time: by a word for each thing that is wrong, what that is.
+
+        Of HANG and CRASH, whose place varies, and of what nobody compares, the verdict is the only word.
+        """
+        alike = {
+            word: sentence
+            for one in self.findings_that_tell
+            for word, sentence in zip(one.likeness.split(), one.wrong, strict=False)
+            if self.verdict is Verdict.FAIL
+        }
+        return alike or {self.verdict.value: self.summary}
 
     @property
     def hung(self) -> bool:

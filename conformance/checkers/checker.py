@@ -28,7 +28,7 @@ class Evidence:
 
     `expected` holds the facts required of each rank, None where the program requires none. `native_facts` are the facts
     observed on each rank under torch's own DDP: only those that the subject must equal, and only if torch's DDP passed.
-    `speaks_for` tells which requirements facts speak for, see `Program`.
+    `speaks_for` tells which requirements facts speak for, and `without_ddp` that no DDP took part, see `Program`.
     """
 
     scenario: Scenario
@@ -36,6 +36,7 @@ class Evidence:
     expected: Mapping[int, Facts] | None = None
     native_facts: Mapping[int, Facts] | None = None
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    without_ddp: bool = False
 
     @property
     def by_rank(self) -> list[Observation]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import Diagnosis, diagnose
-from conformance.checkers.explanation import let_then, ranks, some
+from conformance.checkers.explanation import let_then, ranks, shorten, some
 from conformance.observation import Facts, Unmeasured
 from conformance.truth.difference import Difference
 from conformance.truth.expected import describe, mismatch
@@ -18,6 +18,7 @@ from conformance.verdict import Finding
 
 _MAX_NAMES = 6
 _OF_CLAUSES = 100  # so much of a clause is compared: what torch says may be cut anywhere behind
+_OF_SENTENCES = 300
 _LABELS = "ABCD"  # one per rank in the explanation; the expected value is E
 
 
@@ -111,7 +112,8 @@ def facts(evidence: Evidence) -> Finding | None:
     wrong = telling_first(wrong)
     broken = evidence.spoken_for(fact.name for fact in wrong)
     found = failed("facts", summarise(wrong), explain_facts(wrong, expected), broken)
-    return replace(found, mistake=mistake_of(wrong), likeness=likeness_of(wrong))
+    ways = ways_of(wrong) if evidence.without_ddp else {}
+    return replace(found, mistake=mistake_of(wrong), likeness=" ".join(ways), wrong=tuple(ways.values()))
 
 
 def telling_first(wrong: list[WrongFact]) -> list[WrongFact]:
@@ -125,10 +127,17 @@ def mistake_of(wrong: list[WrongFact]) -> str:
     return next((fact.found.mistake for fact in wrong if fact.found.mistake), "")
 
 
-def likeness_of(wrong: Iterable[WrongFact]) -> str:
-    """Return eight digits that tell which facts are wrong, where and how: the same for other values and addresses."""
-    told = sorted(f"{fact.rank} {fact.name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in wrong)
-    return hashlib.sha256("\n".join(told).encode("utf-8", "replace")).hexdigest()[:8]
+def ways_of(wrong: Iterable[WrongFact]) -> dict[str, str]:
+    """Return of each wrong fact what is wrong, by six digits that are the same for other values and addresses."""
+    by_name: dict[str, list[WrongFact]] = {}
+    for fact in wrong:
+        by_name.setdefault(fact.name, []).append(fact)
+    ways = {}
+    for name, facts in by_name.items():
+        told = sorted(f"{fact.rank} {name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in facts)
+        digits = hashlib.sha256("\n".join(told).encode("utf-8", "replace")).hexdigest()[:6]
+        ways[digits] = shorten(summarise(facts), _OF_SENTENCES)
+    return ways
 
 
 def _in_kind(clause: str) -> str:

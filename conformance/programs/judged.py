@@ -9,7 +9,7 @@ from torch import Tensor
 from conformance.checkers.explanation import shorten
 from conformance.errors import certain
 from conformance.observation import Facts
-from conformance.programs.operations.hearsay import all_say
+from conformance.programs.operations.hearsay import all_say, introduce
 from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program
@@ -37,6 +37,7 @@ def judged(
 
     def made(trials: Trials) -> Program:
         def body(ctx: RankContext) -> None:
+            introduce()
             found = trials(ctx)
             certain(
                 list(found) == list(names(ctx.scenario)), f"the trials of {name} are called otherwise than expected"

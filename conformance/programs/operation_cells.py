@@ -19,7 +19,7 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
-from conformance.programs.operations.hearsay import all_say, told
+from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_sum, wrong_values
 from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena, same_bits
@@ -64,6 +64,7 @@ def operation_cells(ctx: RankContext) -> None:
     changed: dict[str, str] = {}
     patience = Patience()
     num_spoilt = 0
+    introduce()
     for cell in cells_of(ctx.scenario):
         if refusable:
             outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed, patience)

@@ -30,7 +30,7 @@ def told_by_steps(
     """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong.
 
     A step of several backwards has a line of facts for each. With `only` there is that step and no other; there all
-    collectives are shown, and what each of them carried on each rank.
+    collectives are shown, and what each of them carried on each rank, and all wrong facts. So are those of no step.
     """
     rows = _rows(observations)
     looks = {
@@ -50,7 +50,8 @@ def told_by_steps(
         lines.append("before the first step" if step < 0 else f"step {step}" if step < _AT_THE_END else "at the end")
         lines += _collectives([row for row in rows if _step_of_row(row) == step], looks, in_full=only is not None)
         for part, of_part in _parts([name for name in names if _step_of(name) == step]).items():
-            lines += _facts(part, of_part, [one for one in wrong.get(step, []) if one.name in of_part])
+            wrong_here = [one for one in wrong.get(step, []) if one.name in of_part]
+            lines += _facts(part, of_part, wrong_here, in_full=step in (only, _AT_THE_END))
     return [*lines, *(_ending(one) for _, one in sorted(observations.items()) if one.fate.kind != "returned")]
 
 
@@ -168,16 +169,17 @@ def _parts(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _facts(part: str, names: Sequence[str], wrong: Sequence[WrongFact]) -> list[str]:
+def _facts(part: str, names: Sequence[str], wrong: Sequence[WrongFact], *, in_full: bool) -> list[str]:
     by_name: dict[str, list[WrongFact]] = {}
     for fact in wrong:
         by_name.setdefault(fact.name, []).append(fact)
     lines = [_line("facts", f"{part}{len(names) - len(by_name)} of {len(names)} right")]
-    for name, facts in list(by_name.items())[:_MOST_WRONG]:
+    most = len(by_name) if in_full else _MOST_WRONG
+    for name, facts in list(by_name.items())[:most]:
         why = facts[0].diagnosis or str(facts[0].difference)
         lines.append(_line("", f"wrong: {name} on {names_of(one.rank for one in facts)}: {why}"))
-    if len(by_name) > _MOST_WRONG:
-        lines.append(_line("", f"and {len(by_name) - _MOST_WRONG} more"))
+    if len(by_name) > most:
+        lines.append(_line("", f"and {len(by_name) - most} more; --step shows all"))
     return lines
 
 

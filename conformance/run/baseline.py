@@ -11,8 +11,8 @@
 
 In a scenario in which torch's DDP breaks by itself nobody can tell what the backend has done, so FAIL, HANG and CRASH
 are excused there alike, and a PASS is welcome. Every other scenario of the requirement counts. In a baseline of a
-backend by itself there is no DDP between, and a scenario holds up to 40 operations: behind its name is how it fails,
-`"reduce-world2 1f0c2a9b"` or, if it has failed in several ways, each of them, and only that is excused.
+backend by itself there is no DDP between, and a scenario holds up to 40 operations: behind its name is a word for each
+that is wrong, and how, `"reduce-world2 1f0c2a 9b03e7"`. Only those are excused, and what else is wrong is told.
 `conformance/baselines/` holds those that are shipped; everything here but `shipped_baseline` is a pure function.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 from packaging.version import Version
 
 from conformance.errors import KnownFailureError
-from conformance.run.known_failures import EXPECTABLE, MET, Excuse, parse_toml
+from conformance.run.known_failures import EXPECTABLE, MET, MORE, Excuse, parse_toml
 from conformance.run.outcome import NATIVE, Outcome, counts_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -49,7 +49,7 @@ _KEYS = {"id": str, "reason": str, "source": list, "scenarios": list}
 class Broken:
     """One requirement that torch's DDP breaks, in the scenarios with these ids.
 
-    `ways` are the likenesses of the failures that are excused there; of a scenario without any, every failure.
+    `ways` are words for what may be wrong there, see `ScenarioResult.ways`; of a scenario without any, everything may.
     """
 
     requirement: str
@@ -68,13 +68,19 @@ class Baseline:
     broken: tuple[Broken, ...]
 
     def excuse(self, scenario: Scenario, result: ScenarioResult) -> Excuse | None:
-        """Return the excuse for `result` if torch's DDP itself breaks this scenario, or the backend just so."""
+        """Return the excuse for `result` if torch's DDP itself breaks this scenario, or the backend does.
+
+        It does not hold for what is wrong beside that which the backend is known to break; it says what that is.
+        """
         if result.verdict not in EXPECTABLE:
             return None
         for one in self.broken:
-            if scenario.id in one.scenarios and result.likeness in one.ways.get(scenario.id, (result.likeness,)):
-                reason = f"torch {self.torch} breaks it over {self.backend}: {one.reason}"
-                return Excuse(MET, result.verdict, reason, ", ".join(one.source), "")
+            if scenario.id not in one.scenarios:
+                continue
+            known = one.ways.get(scenario.id, result.ways)
+            new = tuple(sentence for word, sentence in result.ways.items() if word not in known)
+            reason = f"torch {self.torch} breaks it over {self.backend}: {one.reason}"
+            return Excuse(MORE if new else MET, result.verdict, reason, ", ".join(one.source), "", new)
         return None
 
 
@@ -147,7 +153,7 @@ def baseline_of(reports: Iterable[Report], catalogue: Catalogue, digests: Mappin
     for scenario_id, several in results.items():
         if failed := [one for one in several if one.verdict in EXPECTABLE]:
             broken.setdefault(scenario_id.split("/")[1], {})[scenario_id] = failed[-1]
-            ways[scenario_id] = frozenset(one.likeness for one in failed)
+            ways[scenario_id] = frozenset(word for one in failed for word in one.ways)
     ran = Counter(scenario_id.split("/")[1] for scenario_id in results)
     torch, backend = versions.pop()
     entries = (
@@ -218,7 +224,9 @@ def baseline_to_toml(baseline: Baseline) -> str:
 def _wrapped(texts: Iterable[str]) -> list[str]:
     """Return the texts with commas between, in lines; a text that has spaces is not cut."""
     whole = ", ".join(text.replace(" ", "\0") for text in texts)
-    lines = textwrap.wrap(whole, 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    lines = textwrap.wrap(
+        whole, 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
     return [line.replace("\0", " ") for line in lines]
 
 

@@ -41,7 +41,9 @@ def judge(
         expected = {rank: facts for rank, facts in expected.items() if rank not in gone}
     if finding := _unsupported(observations):
         return finding.verdict, (finding,)
-    evidence = Evidence(scenario, observations, expected, authority, program.speaks_for)
+    evidence = Evidence(
+        scenario, observations, expected, authority, program.speaks_for, without_ddp=program.without_ddp
+    )
     findings = []
     order_too = () if ASKED_FOR_ORDER & set(program.invariants) else (ONE_ORDER,)
     for name in (*_ALWAYS, *order_too, *program.invariants, "agrees_with_native"):

@@ -38,8 +38,11 @@ from conformance.verdict import ScenarioResult, Verdict
 
 EXPECTABLE = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
 MET, UNEXPECTED_PASS, UNEXPECTED_VERDICT, EXPIRED = "met", "unexpected pass", "unexpected verdict", "expired"
+#: It failed where a failure was known, and in more than was known.
+MORE = "more than known"
 
 _MANDATORY = ("scenarios", "verdict", "reason", "issue", "expires")
+_MOST_NEW = 6
 _CONDITIONS = ("subject", "backend", "device", "torch", "world_size")
 
 
@@ -86,24 +89,38 @@ class KnownFailure:
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """The known failure that applied to one scenario, and its `status`: whether the scenario failed just like that."""
+    """The known failure that applied to one scenario, and its `status`: whether the scenario failed just like that.
+
+    `new` says in a sentence each what was wrong in it beside what was known.
+    """
 
     status: str
     verdict: Verdict
     reason: str
     issue: str
     expires: str
+    new: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether the run may be green in spite of the failure."""
         return self.status == MET
 
+    def told(self, result: ScenarioResult) -> ScenarioResult:
+        """Return the result that it applies to with what is new in it said first; as it is where nothing is."""
+        if not self.new or result.verdict is not Verdict.FAIL:
+            return result
+        more = [f"  and {len(self.new) - _MOST_NEW} more"] if len(self.new) > _MOST_NEW else []
+        lines = ["New beside what was known to fail here:", *(f"- {one}" for one in self.new[:_MOST_NEW]), *more]
+        return result.headed(self.new[0], "\n".join(lines))
+
     def describe(self, verdict: Verdict) -> str:
         """Return what was expected, what came, and what to do."""
         because = f"{self.verdict.value} was expected ({self.reason}; {self.issue})"
         if self.status == MET:
             return f"{because} and came"
+        if self.status == MORE:
+            return f"some of it was known ({self.reason}; {self.issue})"
         if self.status == EXPIRED:
             return (
                 f"{because} until {self.expires}, which is past; {verdict.value} came: fix it, or argue for more time"

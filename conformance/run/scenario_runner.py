@@ -128,10 +128,11 @@ class ScenarioRunner:
 
         def told(settled: Settled) -> Outcome:
             # A backend that is known to fail there leaves no DDP behind.
-            is_known = program.without_ddp and self._is_known(scenario, settled.result)
+            excuse = self._excuses(scenario, settled.result)
+            is_known = program.without_ddp and excuse is not None and excuse.holds
             if (settled.result.verdict.is_failure and not is_known) or settled.contaminated_by:
                 self._doubted.add(scenario.kind_of_ranks)
-            result = settled.result
+            result = excuse.told(settled.result) if excuse is not None else settled.result
             if tried_again:
                 result = result.with_note(tried_again)
             outcome = Outcome.of(
@@ -141,7 +142,7 @@ class ScenarioRunner:
                 notes=settled.attempt.notes(truth),
                 native_notes=native.notes(truth) if native is not None else (),
                 warm=bool(settled.attempt.after),
-                excuse=self._excuses(scenario, settled.result),
+                excuse=excuse,
                 contaminated_by=settled.contaminated_by,
                 tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
             )

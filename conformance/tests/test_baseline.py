@@ -26,7 +26,7 @@ from conformance.run.baseline import (
     shipped_baseline,
 )
 from conformance.run.environment import package_version
-from conformance.run.known_failures import MET, Circumstances
+from conformance.run.known_failures import MET, MORE, Circumstances
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import NO_DDP
@@ -48,26 +48,52 @@ def test_a_scenario_that_torch_breaks_is_excused_whatever_failure_it_comes_to(ve
     assert BASELINE.excuse(OTHER, result) is None
 
 
-def failing(likeness: str) -> Outcome:
-    """Return the outcome of a scenario that fails in the way that `likeness` stands for."""
+def failing(*words: str) -> Outcome:
+    """Return the outcome of a scenario in which the things are wrong that `words` stand for."""
     found = outcome(BROKEN, FAIL)
     (finding,) = found.subject.findings
-    return dataclasses.replace(
-        found, subject=dataclasses.replace(found.subject, findings=(dataclasses.replace(finding, likeness=likeness),))
-    )
+    told = dataclasses.replace(finding, likeness=" ".join(words), wrong=tuple(f"{word} is wrong" for word in words))
+    return dataclasses.replace(found, subject=dataclasses.replace(found.subject, findings=(told,)))
+
+
+def excused(baseline: Baseline, found: Outcome) -> bool:
+    """Whether the baseline lets the run be green in spite of it."""
+    excuse = baseline.excuse(BROKEN, found.subject)
+    return excuse is not None and excuse.holds
 
 
 def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_others() -> None:
-    nights = [run_report(failing(each), subject=NO_DDP.name) for each in ("0a1b2c3d", "ffffffff")]
+    nights = [run_report(failing(each), subject=NO_DDP.name) for each in ("0a1b2c", "ffffff")]
     made = baseline_of(nights, load_catalogue(), {BROKEN.id: BROKEN.digest})
     assert read_baseline(baseline_to_toml(made)) == made
-    assert '"mlp 0a1b2c3d ffffffff"' in baseline_to_toml(made)
-    assert made.excuse(BROKEN, failing("ffffffff").subject) is not None
-    assert made.excuse(BROKEN, failing("00000000").subject) is None
-    assert made.excuse(BROKEN, outcome(BROKEN, HANG).subject) is None
+    assert '"mlp 0a1b2c ffffff"' in baseline_to_toml(made)
+    assert excused(made, failing("ffffff"))
+    assert excused(made, failing("ffffff", "0a1b2c"))
+    assert not excused(made, failing("000000"))
+    assert not excused(made, failing("ffffff", "000000"))
+    assert not excused(made, outcome(BROKEN, HANG))
     one_night = baseline_of(nights[:1], load_catalogue(), {BROKEN.id: BROKEN.digest})
-    assert one_night.excuse(BROKEN, failing("ffffffff").subject) is None
+    assert not excused(one_night, failing("ffffff"))
     assert joined(one_night, made, load_catalogue(), [BROKEN.id]).broken[0].ways == made.broken[0].ways
+
+
+def test_what_is_wrong_beside_what_was_known_is_told_first() -> None:
+    known = baseline_of(
+        [run_report(failing("0a1b2c"), subject=NO_DDP.name)], load_catalogue(), {BROKEN.id: BROKEN.digest}
+    )
+    result = failing("0a1b2c", "000000", "111111").subject
+    excuse = known.excuse(BROKEN, result)
+    assert excuse is not None
+    assert excuse.status == MORE
+    told = excuse.told(result)
+    assert told.summary == "000000 is wrong"
+    assert told.findings[0].explanation.splitlines()[:3] == [
+        "New beside what was known to fail here:", "- 000000 is wrong", "- 111111 is wrong"
+    ]  # fmt: skip
+    same = failing("0a1b2c").subject
+    excuse = known.excuse(BROKEN, same)
+    assert excuse is not None
+    assert excuse.told(same) is same
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -17,7 +18,7 @@ from conformance.checkers.registry import get_checker
 from conformance.checkers.rules import OF_ANOTHER_KIND, OF_THE_SAME_KIND
 from conformance.observation import Facts, Raised, Unmeasured
 from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
-from conformance.truth.expected import AnyOf, Anything, Close, Raises, Satisfies
+from conformance.truth.expected import AnyOf, Anything, Close, Raises, Right, Satisfies
 from conformance.verdict import Finding, Verdict
 
 MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])
@@ -408,3 +409,19 @@ def test_what_a_whole_step_under_no_sync_left_is_looked_for_as_well() -> None:
     expected: dict[int, Facts] = {rank: {before: left[rank], name: wanted} for rank in (0, 1)}
     observed: dict[int, Facts] = {rank: {before: left[rank], name: left[rank] + MEAN} for rank in (0, 1)}
     assert diagnose(name, 0, expected, observed, {1: 8}).mistake == "no-sync-left-out"
+
+
+def test_without_a_ddp_each_wrong_fact_has_a_word_that_is_the_same_for_other_values() -> None:
+    def judged(first: str, *, without_ddp: bool = True) -> Finding:
+        seen = [returned(rank, facts={"all_reduce": first, "broadcast": "raised RuntimeError"}) for rank in (0, 1)]
+        evidence = evidence_of(*seen, expected={rank: dict.fromkeys(seen[0].facts, Right()) for rank in (0, 1)})
+        finding = get_checker("facts")(replace(evidence, without_ddp=without_ddp))
+        assert finding is not None
+        return finding
+
+    one, other, unlike = (judged(f"the result: {told}") for told in ("3 of 7 are wrong", "2 of 9 are wrong", "is late"))
+    assert one.likeness == other.likeness
+    assert one.wrong[1] == "broadcast on ranks 0 and 1 raised RuntimeError"
+    assert unlike.likeness.split()[0] != one.likeness.split()[0]
+    assert unlike.likeness.split()[1] == one.likeness.split()[1]
+    assert judged("it is late", without_ddp=False).wrong == ()

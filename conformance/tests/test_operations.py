@@ -9,11 +9,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from conformance.chapters.backend.crossed.scenarios import CELLS
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
-from conformance.programs.operations.data import ALL, FLOATS, INTEGERS, MOST_RANKS, bits, dtype_of, numbers, reduced
+from conformance.programs.operations.data import (
+    ALL,
+    FLOATS,
+    INTEGERS,
+    MOST_RANKS,
+    bits,
+    dtype_of,
+    numbers,
+    reduced,
+    sentinel,
+)
 from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Place
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
@@ -255,3 +266,34 @@ def test_only_what_is_possible_is_tried() -> None:
     assert distinct([Cell("all_gather"), Cell("all_gather", root=1), Cell("all_gather", op="MAX")]) == (
         Cell("all_gather", op="MAX"),
     )
+
+
+@pytest.mark.parametrize(("cell", "spoil", "words"), [
+    (Cell("all_gather", numel=9), lambda right: torch.cat([right[:1], right[:-1]]), "stand 1 place too late"),
+    (Cell("all_gather", numel=9), lambda right: torch.cat([right[2:], right[:2]]), "stand 2 places too early"),
+    (Cell("reduce_scatter", "int64"), lambda right: right - 1, "the SUM with values that the output held before in it"),
+    (Cell("reduce_scatter"), lambda right: right + filled(right), "or values that the output held before are in the"),
+    (Cell("all_gather"), lambda right: right * torch.tensor(torch.nan), "may be in the result"),
+])  # fmt: skip
+def test_values_that_moved_and_what_the_output_held_before_are_recognised(
+    cell: Cell, spoil: Callable[[Tensor], Tensor], words: str
+) -> None:
+    truth = Truth(cell, Place(0, 3))
+    blocks = cell.what.outputs(truth.place)[0]
+    assert words in wrong_values(truth, blocks, spoil(truth.received(blocks)), "the result")
+
+
+def filled(like: Tensor) -> Tensor:
+    """Return what an output is filled with before an operation."""
+    return torch.full_like(like.view(torch.uint8), sentinel(like.dtype)).view(like.dtype)
+
+
+@pytest.mark.parametrize(("cell", "words"), [
+    (Cell("all_reduce", numel=1), "of float32, 1 element"),
+    (Cell("all_gather_single", numel=7), "7 elements for each rank"),
+    (Cell("all_to_all_uneven", numel=7), "0, 1 or 2 times 7 elements for each rank"),
+    (Cell("all_reduce_coalesced", numel=7), "3 tensors of 7, 21, 14 elements"),
+    (Cell("all_gather_single_coalesced", numel=1, tensors=9), "9 tensors of 1, 3, 2, 1, ... elements for each rank"),
+])  # fmt: skip
+def test_a_cell_says_how_many_elements_its_tensors_have(cell: Cell, words: str) -> None:
+    assert words in cell.describe()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
-from conformance.programs.operations.description import OPERATIONS, Operation, Place
+from conformance.programs.operations.description import OPERATIONS, Operation, Place, lengths
 from conformance.programs.operations.memory import shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
@@ -31,6 +31,8 @@ GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
 NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight", "alike-thread")
 #: What is passed, in operations that only copy also any bits; subnormal numbers, to be reduced, are apart.
 DATA = ("numbers", "bits")
+#: Of one call's tensors so many are described by their sizes.
+_MOST_SIZES = 4
 
 _OF_REDUCTIONS = {"PRODUCT": "product", "AVG": "avg", "PREMUL_SUM": "premul_sum", **dict.fromkeys(BITWISE, "bitwise")}
 _OF_DTYPES = {
@@ -158,7 +160,7 @@ class Cell:
     def describe(self) -> str:
         """Return e.g. `all_reduce BOR of uint8, 7 elements, transposed, group without-0, asynchronous and dropped`."""
         parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}"]
-        parts.append("no dimension" if self.form == "scalar" else f"{self.numel} element{'s' * (self.numel != 1)}")
+        parts.append(self._size())
         if self.form in ("plane", "deep"):
             parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
         if self.form == "stacked":
@@ -186,9 +188,21 @@ class Cell:
             parts.append(f"last rank {self.peer}")
         if self.turns > 1:
             parts.append(f"{self.turns} rounds")
-        if self.tensors != _DEFAULTS["tensors"]:
-            parts.append(f"{self.tensors} tensors in the call")
         return ", ".join(parts)
+
+    def _size(self) -> str:
+        """Return how many elements a tensor has, or the part of each rank in it, and the tensors of one call."""
+        if self.form == "scalar":
+            return "no dimension"
+        numbers = [self.numel]
+        if self.what.coalesced:
+            numbers = [self.numel * length for length in lengths(self.tensors, has_empty=self.form == "one-empty")]
+        shown = ", ".join(map(str, numbers[:_MOST_SIZES]))
+        count = f"{len(numbers)} tensors of " if self.what.coalesced else ""
+        more = ", ..." if len(numbers) > _MOST_SIZES else ""
+        times = "0, 1 or 2 times " if self.operation == "all_to_all_uneven" else ""
+        rank = " for each rank" if self.what.single else ""
+        return f"{count}{times}{shown}{more} element{'s' * (numbers != [1])}{rank}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the values that are not the default."""

@@ -131,10 +131,15 @@ def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], 
         (blocks,) = parts(place)
         return tuple(
             tuple(Block(block.source, block.target, length) for block in blocks)
-            for length in islice(cycle((1, 0, 3, 2) if place.has_empty else (1, 3, 2)), place.tensors)
+            for length in lengths(place.tensors, has_empty=place.has_empty)
         )
 
     return lengthened
+
+
+def lengths(tensors: int, *, has_empty: bool = False) -> tuple[int, ...]:
+    """Return how many times the cell's size each of so many tensors has that are in one call."""
+    return tuple(islice(cycle((1, 0, 3, 2) if has_empty else (1, 3, 2)), tensors))
 
 
 _ALL = (

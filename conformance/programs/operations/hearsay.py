@@ -1,16 +1,50 @@
-"""What ranks tell each other through the default group's store, whatever state its backend is in."""
+"""What ranks tell each other through the default group's store, whatever state its backend is in.
+
+Who waits for another rank does not count what the machine kept that one waiting for a processor.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from conformance.waiting.kept_waiting import seconds_of
+
 #: So long a rank waits for what the others say of the same thing: longer than one of them may poll in vain before it.
 _PATIENCE = timedelta(seconds=8)
+#: So long nobody asks whether a processor was free: most have said by then what others wait for.
+_AT_ONCE = timedelta(seconds=0.5)
+_PAUSE_S = 0.002
 _said: Counter[str] = Counter()
+
+
+def introduce() -> None:
+    """Let the others know which process this rank is, so that they can see what keeps it waiting."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"process/{store.add('processes', 1)}", f"{os.getpid()} {os.uname().nodename}")
+
+
+def _wait_for(keys: Sequence[str], patience: timedelta) -> bool:
+    """Whether somebody has said all that these keys are for, soon enough."""
+    store = dist.distributed_c10d._get_default_store()
+    at_once = min(patience, _AT_ONCE)
+    try:
+        store.wait(list(keys), at_once)
+    except RuntimeError:
+        rest_s = (patience - at_once).total_seconds()
+        return any(store.check(list(keys)) for _ in seconds_of(_processes(), rest_s, pause_s=_PAUSE_S))
+    return True
+
+
+def _processes() -> set[int]:
+    """Return which processes of this machine have introduced themselves, less this one, which does nothing but wait."""
+    store = dist.distributed_c10d._get_default_store()
+    told = [store.get(f"process/{number}").decode().split() for number in range(1, store.add("processes", 0) + 1)]
+    return {int(pid) for pid, host in told if host == os.uname().nodename} - {os.getpid()}
 
 
 def _once(what: str) -> str:
@@ -27,11 +61,7 @@ def all_say(what: str, rank: int, members: Sequence[int]) -> bool:
     store = dist.distributed_c10d._get_default_store()
     key = _once(f"said/{what}/{list(members)}")
     store.set(f"{key}/{rank}", "")
-    try:
-        store.wait([f"{key}/{member}" for member in members], _PATIENCE)
-    except RuntimeError:
-        return False
-    return True
+    return _wait_for([f"{key}/{member}" for member in members], _PATIENCE)
 
 
 def told(what: str, said: str, rank: int, members: Sequence[int]) -> list[str]:
@@ -68,8 +98,5 @@ class Board:
 
     def lacking(self, notes: Sequence[str], patience: timedelta) -> list[str]:
         """Wait for all of `notes`; return those that are still missing after `patience`."""
-        try:
-            self._store.wait([f"{self._heading}/{note}" for note in notes], patience)
-        except RuntimeError:
-            return [note for note in notes if not self.has(note)]
-        return []
+        is_complete = _wait_for([f"{self._heading}/{note}" for note in notes], patience)
+        return [] if is_complete else [note for note in notes if not self.has(note)]

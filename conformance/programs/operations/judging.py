@@ -21,6 +21,9 @@ _ENOUGH = 3
 #: The same operation beside a cell's has the data of a round so much later, which the cell has not.
 _ROUNDS_LATER = 50
 _IN_WRONG_PLACES = "; the right values stand in wrong places"
+_OLD_VALUES = "values that the output held before"
+#: So many places too early or too late right values are looked for.
+_MOST_PLACES = 16
 
 
 @dataclass(frozen=True)
@@ -140,13 +143,22 @@ def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
 
 def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     """Return what a wrong output may be instead, as the end of a sentence; empty if nobody can tell."""
+    expected = truth.received(blocks)
     unwritten = _is_unwritten(got) & differs
+    has_old_values = not truth.cell.what.in_place and (got.is_floating_point() or got.is_complex())
     if int(unwritten.sum()) == int(differs.sum()) and _fill_tells(truth.cell, int(differs.sum())):
         some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
-        return f"; {some} was written" if some == "nothing" else f"; {some} were not written"
-    if got.is_floating_point() and _is_flushed(truth.received(blocks)[differs], got[differs]):
+        told = f"; {some} was written" if some == "nothing" else f"; {some} were not written"
+        return told + (f", or {_OLD_VALUES} are in the result" if has_old_values and truth.cell.what.reduces else "")
+    if has_old_values and bool(got[differs].isnan().all()) and not bool(expected[differs].isnan().any()):
+        return f"; all of them are NaN: {_OLD_VALUES} may be in the result"
+    if got.is_floating_point() and _is_flushed(expected[differs], got[differs]):
         return "; subnormal numbers were flushed to zero"
-    if int(differs.sum()) > 1 and _is_permuted(truth.received(blocks), got):
+    places = _shift(expected, got, differs)
+    if places and (len(blocks) == 1 or places % max(1, truth.numel(blocks[0]))):  # otherwise whole blocks are wrong
+        way = "late" if places > 0 else "early"
+        return f"; the right values stand {abs(places)} place{'s' * (abs(places) > 1)} too {way}"
+    if int(differs.sum()) > 1 and _is_permuted(expected, got):
         return _IN_WRONG_PLACES
     start = 0
     for block in blocks:
@@ -173,6 +185,9 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
     size, cell = truth.place.size, truth.cell
     parts = truth.all_parts(block)
     if block.source == SUMMED:
+        if not cell.what.in_place and cell.reduction != "AVG":
+            old = torch.full_like(parts[0].view(torch.uint8), sentinel(parts[0].dtype)).view(parts[0].dtype)
+            yield f"the {cell.reduction} with {_OLD_VALUES} in it", reduced([*parts, old], cell.reduction, FACTOR)
         for source in range(size):
             if size > 1:
                 others = [part for rank, part in enumerate(parts) if rank != source]
@@ -245,6 +260,20 @@ def _is_flushed(expected: Tensor, got: Tensor) -> bool:
     """Whether numbers below the smallest normal one came as zero."""
     expected, got, least = expected.double(), got.double(), torch.finfo(expected.dtype).smallest_normal
     return not bool(got.any()) and bool(((expected != 0) & (expected.abs() < least)).all())
+
+
+def _shift(expected: Tensor, got: Tensor, differs: Tensor) -> int:
+    """Return by how many places right values stand too late, negative if too early; 0 if by none.
+
+    It must explain every wrong element but those at an end, where others have taken their place, and those that are
+    more than can be equal by chance.
+    """
+    for places in (sign * number for number in range(1, min(_MOST_PLACES, len(got) - _ENOUGH) + 1) for sign in (1, -1)):
+        came, right = (got[places:], expected[:-places]) if places > 0 else (got[:places], expected[-places:])
+        wrong = differs[places:] if places > 0 else differs[:places]
+        if int(wrong.sum()) >= _ENOUGH and bool(_same(right, came, as_bits=True)[wrong].all()):
+            return places if len(right[wrong].unique()) >= _ENOUGH else 0
+    return 0
 
 
 def _is_permuted(expected: Tensor, got: Tensor) -> bool:

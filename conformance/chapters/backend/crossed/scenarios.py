@@ -25,9 +25,12 @@ _ASKED = ("wait-late", "polled", "future", "future-polled", "value", "result", "
 
 
 def _apart(cell: Cell) -> str:
-    """Return in which scenarios a cell is: what many backends cannot do is apart from what they must all do."""
+    """Return in which scenarios a cell is: what many backends cannot do is apart from what they must all do.
+
+    Where a Work that was dropped fails, gloo's barrier raises its error on those ranks that come before it is gone.
+    """
     if cell.dtype in COMPLEX:
-        return "complex"
+        return "complex-dropped" if cell.lifetime == "dropped" else "complex"
     if cell.dtype == "bool" and cell.what.reduces:
         return "bool"
     return "asked" if cell.lifetime in _ASKED else "dropped" if cell.lifetime == "dropped" else ""

@@ -126,7 +126,8 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
     }  # fmt: skip
 
 
-_TAGS = ("irecv of tags in reverse order",)
+_OF_TAGS = (3, 3 + 2**8, 3 + 2**9, 3 + 2**16)
+_TAGS = (f"irecv of the tags {', '.join(map(str, _OF_TAGS))} in reverse order",)
 
 
 @judged("tagged_messages", always(*_TAGS))
@@ -138,11 +139,10 @@ def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def reverse() -> str:
-        tags = (3, 3 + 2**8, 3 + 2**9, 3 + 2**16)
-        rooms = [_room(ctx) for _ in tags]
-        receipts = [_irecv(ctx, rooms[number], previous, tags[number]) for number in reversed(range(4))]
+        rooms = [_room(ctx) for _ in _OF_TAGS]
+        receipts = [_irecv(ctx, rooms[number], previous, _OF_TAGS[number]) for number in reversed(range(4))]
         messages = [_message(ctx, ctx.rank, following, number) for number in range(4)]
-        sends = [_isend(ctx, message, following, tag) for message, tag in zip(messages, tags, strict=True)]
+        sends = [_isend(ctx, message, following, tag) for message, tag in zip(messages, _OF_TAGS, strict=True)]
         for work in sends + receipts:
             work.wait()
         return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))

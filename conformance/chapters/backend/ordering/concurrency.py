@@ -122,9 +122,9 @@ def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
             tensor, room = _mine(ctx, number), torch.zeros(_numel(number), device=ctx.device)
             work: Any = dist.all_reduce(tensor, group=group, async_op=True)
             if ctx.rank < 2:  # these two alone exchange messages
-                peer = 1 - ctx.rank
+                peer, message = 1 - ctx.rank, _mine(ctx, number)
                 pair: list[Any] = [
-                    dist.isend(_mine(ctx, number), group=group, group_dst=peer),
+                    dist.isend(message, group=group, group_dst=peer),
                     dist.irecv(room, group=group, group_src=peer),
                 ]
                 for one in pair:

@@ -1,0 +1,54 @@
+"""What ranks tell each other through the store, and for how long one waits for another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from conformance.programs.operations import hearsay
+from conformance.programs.operations.hearsay import Board, all_say, introduce
+
+SHORT = timedelta(milliseconds=1)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
+    """A store that this process shares with nobody."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    return store
+
+
+@pytest.mark.usefixtures("store")
+def test_a_board_tells_which_notes_nobody_has_left() -> None:
+    board = Board("test")
+    board.put("here")
+    assert board.lacking(["here"], SHORT) == []
+    assert board.lacking(["here", "there"], SHORT) == ["there"]
+
+
+def test_a_rank_that_others_keep_waiting_is_waited_for_by_their_time(
+    store: dist.HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[int] = []
+
+    def slow(pids: Iterable[int], seconds: float, *, pause_s: float) -> Iterator[None]:
+        watched.extend(pids)
+        yield
+        store.set("said/it/[0, 1]/1/1", "")  # the other rank says so once the machine has let it
+        yield
+
+    monkeypatch.setattr(hearsay, "seconds_of", slow)
+    monkeypatch.setattr(hearsay, "_AT_ONCE", SHORT)
+    monkeypatch.setattr(hearsay, "_said", type(hearsay._said)())
+    introduce()
+    for number, told in ((2, f"4711 {os.uname().nodename}"), (3, "815 another-host")):
+        store.set(f"process/{number}", told)
+        store.add("processes", 1)
+    assert all_say("it", 0, [0, 1])
+    assert watched == [4711]
+    assert not all_say("something else", 0, [0, 2])
