@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from conformance.programs.operations import hearsay
 from conformance.programs.operations.hearsay import Board, all_say, introduce
@@ -16,9 +17,9 @@ SHORT = timedelta(milliseconds=1)
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
-    """A store that this process shares with nobody."""
-    store = dist.HashStore()
+def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
+    """Return a store that this process shares with nobody."""
+    store = HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     return store
 
@@ -32,7 +33,7 @@ def test_a_board_tells_which_notes_nobody_has_left() -> None:
 
 
 def test_a_rank_that_others_keep_waiting_is_waited_for_by_their_time(
-    store: dist.HashStore, monkeypatch: pytest.MonkeyPatch
+    store: HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: list[int] = []
 

@@ -29,8 +29,10 @@ GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
 #: the same operation, with other data and from another root, in a second group; alike-in-flight: in the same one;
 #: alike-thread: in a second group, by another thread.
 NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight", "alike-thread")
-#: What is passed, in operations that only copy also any bits; subnormal numbers, to be reduced, are apart.
+#: What is passed, in operations that only copy also any bits. Apart is what is only passed to these reductions:
+#: subnormal numbers, and infinities, NaNs and the greatest numbers.
 DATA = ("numbers", "bits")
+_REDUCED = {"subnormals": ("SUM", "MAX", "MIN"), "extremes": ("SUM", "AVG", "PRODUCT", "MAX", "MIN")}
 #: Of one call's tensors so many are described by their sizes.
 _MOST_SIZES = 4
 
@@ -120,7 +122,7 @@ class Cell:
             return False
         if reduction and (self.dtype in FLOAT8 or self.data == "bits"):
             return False
-        if self.data == "subnormals" and (reduction not in ("SUM", "MAX", "MIN") or self.dtype not in FLOATS):
+        if self.data in _REDUCED and (reduction not in _REDUCED[self.data] or self.dtype not in FLOATS):
             return False
         if self.reads == "expanded" and (what.in_place or what.single or what.of_pairs or self.form == "scalar"):
             return False

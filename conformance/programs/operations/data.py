@@ -107,6 +107,25 @@ def subnormals(name: str, length: int, *, source: int, target: int, turn: int) -
     return (whole.double() * (torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)).to(dtype)
 
 
+def extremes(name: str, op: str, length: int, *, source: int, target: int, turn: int, size: int) -> Tensor:
+    """Return what rank `source` of `size` passes, as `numbers` does: NaNs, infinities and the greatest numbers.
+
+    In each element one rank passes something else than the others, or all the same, so that what `op` makes of them
+    is alike in any order: also of an infinity that meets another or a zero, and where the result is too large.
+    """
+    dtype = dtype_of(name)
+    nan, inf, most = torch.nan, torch.inf, torch.finfo(dtype).max
+    rows = {  # what one rank passes, and what all others do
+        "SUM": ((nan, 1), (inf, 1), (-inf, 1), (inf, -inf), (most, most), (-most, -most), (inf, inf)),
+        "AVG": ((nan, 1), (inf, 1), (-inf, 1), (inf, -inf), (inf, inf)),
+        "PRODUCT": ((nan, 2), (inf, 2), (-inf, 2), (inf, 0), (most, most), (inf, inf)),
+    }.get(op, ((inf, 1), (-inf, 1), (-inf, -inf), (inf, inf), (most, -most), (-most, -most)))
+    place = _places(length)
+    is_one = (place // len(rows) + target + turn) % size == source
+    one, others = torch.tensor(rows, dtype=torch.float64)[place % len(rows)].unbind(1)
+    return torch.where(is_one, one, others).to(dtype)
+
+
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
     """Return the reduction of what the ranks passed, in their dtype; exact, see `numbers`.
 

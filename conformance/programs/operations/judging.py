@@ -12,7 +12,16 @@ from torch import Tensor
 from conformance.programs.operations.arithmetic import converted, scaled
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
-from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel, subnormals
+from conformance.programs.operations.data import (
+    ALL,
+    bits,
+    dtype_of,
+    extremes,
+    numbers,
+    reduced,
+    sentinel,
+    subnormals,
+)
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
 from conformance.truth.difference import equal_values
 
@@ -78,7 +87,8 @@ class Truth:
         elif cell.data == "subnormals":
             values = subnormals(cell.dtype, length // max(1, rows), **key)
         else:
-            values = numbers(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
+            make = extremes if cell.data == "extremes" else numbers
+            values = make(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
         return values.repeat(rows)
 
     def all_parts(self, block: Block) -> list[Tensor]:

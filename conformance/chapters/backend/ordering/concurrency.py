@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
@@ -223,30 +224,45 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_GROUPS, (own_order, ring, threads), strict=True))
 
 
-_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny all_reduces")
+_OF_GROUPS = ("permuted", "without-0", "ends")
+_BARRIERS = (
+    "barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny all_reduces",
+    "barrier, each rank late in turn", *(f"barrier of group {name}, each rank late in turn" for name in _OF_GROUPS),
+)  # fmt: skip
 _NUM_AT_ONCE = 50
-_PATIENCE = timedelta(seconds=0.3)
+_PATIENCE, _SHORT_PATIENCE = timedelta(seconds=0.3), timedelta(seconds=0.1)
 #: More than a counter of 12 bits holds.
 _NUM_TINY = 5000
 
 
 @judged("barriers", always(*_BARRIERS), speaks_for={_BARRIERS[3]: ("ORD-11",)})
 def barriers(ctx: RankContext) -> Mapping[str, Trial]:
-    """Enter barriers, the last rank late; look whether nobody leaves before."""
-    group, last = ctx.process_group, ctx.world_size - 1
+    """Enter barriers, a rank late; look whether nobody leaves before."""
+    group, everybody = ctx.process_group, range(ctx.world_size)
 
-    def held(enter: Callable[[], Any]) -> str:
-        board = Board("barrier")
-        if ctx.rank == last:
-            left = board.lacking([f"left/{rank}" for rank in range(last)], _PATIENCE)
+    def held(
+        enter: Callable[[], Any], of: str = "world", late: int = everybody[-1], waits: timedelta = _PATIENCE
+    ) -> str:
+        board = Board(f"barrier of {of}")
+        others = [rank for rank in members_of(of, ctx.rank, ctx.world_size) if rank != late]
+        if ctx.rank == late:
+            held_back = board.lacking([f"left/{rank}" for rank in others], waits)
             board.put("came")
             enter()
-            early = [rank for rank in range(last) if f"left/{rank}" not in left]
-            return f"rank {early[0]} left the barrier before rank {last} had come" if early else ""
+            early = [rank for rank in others if f"left/{rank}" not in held_back]
+            return f"rank {early[0]} left the barrier before rank {late} had come" if early else ""
         enter()
-        wrong = "" if board.has("came") else f"left the barrier before rank {last} had come"
+        wrong = "" if board.has("came") else f"left the barrier before rank {late} had come"
         board.put(f"left/{ctx.rank}")
         return wrong
+
+    def each_late(of: str) -> str:
+        groups = Groups(group, ctx.rank, ctx.world_size, ctx.device)
+        made, members = groups.get(of), members_of(of, ctx.rank, ctx.world_size)
+        late = members if ctx.rank in members else ()
+        clauses = [held(lambda: dist.barrier(group=made), of, rank, _SHORT_PATIENCE) for rank in late]
+        groups.destroy()
+        return first_wrong(*clauses)
 
     def asynchronous() -> None:
         work: Any = dist.barrier(group=group, async_op=True)
@@ -275,4 +291,5 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
         _BARRIERS[1]: lambda: held(asynchronous),
         _BARRIERS[2]: lambda: held(lambda: group.barrier().wait()),
         _BARRIERS[3]: tiny,
+        **{name: partial(each_late, of) for name, of in zip(_BARRIERS[4:], ("world", *_OF_GROUPS), strict=True)},
     }

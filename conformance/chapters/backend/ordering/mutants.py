@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils, spoils_work
@@ -162,6 +163,14 @@ def is_for_the_main_thread(group: Any, call: Any, tensors: Any, *options: Any) -
 def holds_nobody(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: the wait of a barrier does nothing."""
     return True
+
+
+@spoils("barrier")
+def waits_for_the_first_rank(group: Any, call: Any, *options: Any) -> Any:
+    """BUG: the barrier of a group that has not all ranks waits for nobody but the group's first rank."""
+    if group.size() == dist.get_world_size():
+        return call(*options)
+    return finished(group.inner.broadcast([torch.zeros(1)], dist.BroadcastOptions()))
 
 
 @spoils("allreduce")

@@ -163,3 +163,36 @@ def flushes_sums_of_half_precision(group: Any, call: Any, tensors: Any, *options
         if each.dtype == torch.float16:
             each[each.abs() < torch.finfo(each.dtype).tiny] = 0
     return work
+
+
+@spoils("allreduce")
+def hides_nans(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: sums that are no numbers come out as zero."""
+    work = finished(call(tensors, *options))
+    if tensors[0].is_floating_point() and not tensors[0].is_sparse:
+        torch.nan_to_num_(tensors[0], nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    return work
+
+
+@spoils("allreduce")
+def saturates(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a sum of float16 that is too large becomes the greatest number, and a GradScaler sees no infinity."""
+    sums = [each.double() for each in tensors if each.dtype == torch.float16 and reduction(options) == "SUM"]
+    for exact in sums:
+        finished(group.inner.allreduce([exact], *options))
+    work = finished(call(tensors, *options))
+    for each, exact in zip(tensors, sums, strict=False):
+        most = torch.finfo(each.dtype).max
+        each.copy_(torch.where(exact.isfinite(), exact.clamp(-most, most), exact))
+    return work
+
+
+@spoils("allreduce")
+def begins_at_the_least_number(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a MAX begins at the least finite number, and knows no infinity below it."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "MAX":
+        for each in tensors:
+            if each.is_floating_point():
+                each.clamp_(min=torch.finfo(each.dtype).min)
+    return work

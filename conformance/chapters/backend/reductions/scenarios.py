@@ -35,6 +35,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("OP-07", alone, 1, 2)
     small = every_cell(REDUCING, FLOATS, op=("SUM", "MAX", "MIN"), numel=(3, 300), data="subnormals", root=1)
     yield from _grid.cells("OP-11", small, 2, 3)
+    great = every_cell(REDUCING, FLOATS, op=("SUM", "AVG", "PRODUCT", "MAX", "MIN"), numel=(8, 300), data="extremes")
+    yield from _grid.cells("OP-12", great, 2, 3)
     every_way = [
         Cell(operation, "int32", op, path=path, lifetime=lifetime, root=1)
         for operation in REDUCING

@@ -360,12 +360,3 @@ def flushes_subnormals(group: Any, call: Any, outputs: Any, inputs: Any, *option
         if each.dtype in (torch.float32, torch.float64):
             each[each.abs() < torch.finfo(each.dtype).tiny] = 0
     return work
-
-
-@spoils("allreduce")
-def hides_nans(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
-    """BUG: sums that are no numbers come out as zero."""
-    work = finished(call(tensors, *options))
-    if tensors[0].is_floating_point() and not tensors[0].is_sparse:
-        torch.nan_to_num_(tensors[0], nan=0.0)
-    return work

@@ -1,9 +1,8 @@
-"""Programs about the bits of sums: the same on all ranks, the same again, and numbers that are none."""
+"""A program about the bits of sums: the same on all ranks, and the same again."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 
 import torch
@@ -40,28 +39,6 @@ def same_bits_everywhere(ctx: RankContext) -> None:
 @same_bits_everywhere.expects
 def _same_bits_everywhere(scenario: Scenario) -> Mapping[int, Facts]:
     return {rank: {_SAME: Right(), _AGAIN: Right()} for rank in range(scenario.world_size)}
-
-
-@program("not_a_number", invariants=(), without_ddp=True)
-def not_a_number(ctx: RankContext) -> None:
-    """Sum tensors of which one rank's element is a NaN, an infinity or both; observes each sum. All ranks run it."""
-    for rank in range(ctx.world_size):
-        ctx.observe(f"all_reduce SUM with NaN and infinities on rank {rank}", _wrong_odd(ctx, rank))
-
-
-@not_a_number.expects
-def _not_a_number(scenario: Scenario) -> Mapping[int, Facts]:
-    names = [f"all_reduce SUM with NaN and infinities on rank {rank}" for rank in range(scenario.world_size)]
-    return {rank: dict.fromkeys(names, Right()) for rank in range(scenario.world_size)}
-
-
-def _wrong_odd(ctx: RankContext, source: int) -> str:
-    odd = [math.nan, math.inf, -math.inf, 1.0]
-    tensor = torch.tensor(odd if ctx.rank == source else [1.0] * 4)
-    got = _summed(ctx, tensor).tolist()
-    expected = [math.nan, math.inf, -math.inf, float(ctx.world_size)]
-    alike = [one == other or (math.isnan(one) and math.isnan(other)) for one, other in zip(expected, got, strict=True)]
-    return "" if all(alike) else f"the sum is {got}, expected {expected}"
 
 
 def _summed(ctx: RankContext, tensor: Tensor) -> Tensor:

@@ -47,7 +47,6 @@ def scenarios() -> Iterator[Scenario]:
         inexact = each("dtype", ("float32", "float64"))
         long = arguments(numel=1000) | Variant(also=("VAL-18",))
         yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, long)
-        yield from _grid("VAL-19", "not-a-number", "not_a_number", world_size)
     for world_size in (2, 3):
         for requirement, operation in (("VAL-08", "reduce_scatter"), ("VAL-11", "all_to_all")):
             lists = arguments(operation=operation) | Variant(needs=(operation,))
