@@ -114,7 +114,8 @@ def _compiler_that_copies() -> tuple[Any, Any]:
 
     def copied(*given: Any) -> Any:
         settings = partitioned_by(*given)
-        del type(settings["custom_partitioner_fn"]).__deepcopy__
+        kind = type(settings["custom_partitioner_fn"])
+        del kind.__deepcopy__, kind.__reduce__
         return settings
 
     return compile_fx, copied
