@@ -66,7 +66,8 @@ def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` in a group whose last rank meets its `fate`, `calling` it sync or async; all ranks run it.
 
     Asynchronously, the others have called before; otherwise they call afterwards. Nobody waits for ever: an error that
-    comes too late is told as such, and a hang ends with the scenario's deadline.
+    comes too late is told as such, and a hang ends with the scenario's deadline. Who is late is so by `late_s`, if
+    given, on top of what the scenario's fault takes.
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)
@@ -144,7 +145,7 @@ class _Peers:
         self._board.tell("going", str(os.getpid()))
         try:
             with self._ctx.phase(self._fate):  # where the scenario's fault strikes
-                pass
+                time.sleep(float(self._ctx.arguments.get("late_s", 0.0)))
         except RuntimeError:
             if self._fate != "raising":
                 raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
 from conformance.mutants.modest import MODEST, Modest
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, WorkDone, gives, made_from, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, gives, made_from, of_class, spoils
 
 
 class _Swallows(WorkAround):
@@ -30,6 +31,16 @@ def drops_late_peers(group: Any, call: Any, *args: Any) -> Any:
     """BUG: a peer that is late by a tenth of a second is given up."""
     args[-1].timeout = timedelta(milliseconds=100)
     return call(*args)
+
+
+@spoils("allreduce")
+def sums_without_late_peers(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a peer that is late by more than 1.5 seconds is left out of a sum."""
+    began, own = time.monotonic(), tensors[0].clone()
+    work = finished(call(tensors, *options))
+    if time.monotonic() - began > 1.5:
+        tensors[0].copy_(own)
+    return work
 
 
 @gives("allreduce", "reduce")

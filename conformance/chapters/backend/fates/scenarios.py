@@ -16,6 +16,8 @@ _grid = BackendGrid("fates")
 _OF_FATES = {"late": "FATE-01", "killed": "FATE-02", "stopped": "FATE-03", "raising": "FATE-04", "leaving": "FATE-05"}
 #: What ends within the group's timeout, if the backend has any.
 _LOST = ("killed", "stopped", "raising", "leaving")
+#: Who waits for a late rank by looking again and again may give up after a second or two.
+_LATE_S = 3.0
 #: Too long for what ends in time, with a rank that is late by seconds on a busy machine.
 _DEADLINE_S = 15.0
 
@@ -46,6 +48,8 @@ def _of(operation: str, fate: str, calling: str, world_size: int) -> Iterator[Sc
     given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling}
     if fate == "killed":
         given["doomed"] = [last]
+    if fate == "late" and calling == "sync":
+        given["late_s"] = _LATE_S
     of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
     yield from _grid(
         _OF_FATES[fate],

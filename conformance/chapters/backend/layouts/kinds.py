@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,48 +84,51 @@ def _inference(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-_KINDS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "a Parameter": nn.Parameter,
-    "a tensor that requires grad": lambda tensor: tensor.requires_grad_(),
-    "an inference tensor": _inference,
+#: What makes a tensor of each kind, and in which of autograd's modes collectives get it.
+_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[Any]]]] = {
+    "a Parameter": (nn.Parameter, torch.no_grad),
+    "a Parameter, with gradients enabled": (nn.Parameter, nullcontext),
+    "a tensor that requires grad": (Tensor.requires_grad_, torch.no_grad),
+    "a tensor that requires grad, with gradients enabled": (Tensor.requires_grad_, nullcontext),
+    "an inference tensor": (_inference, torch.inference_mode),
 }
 
 
 @program("kinds_of_tensors", invariants=(), without_ddp=True)
 def kinds_of_tensors(ctx: RankContext) -> None:
     """Give collectives tensors that autograd knows of; observes what is wrong with each result. All ranks run it."""
-    for name, make in _KINDS.items():
-        with ctx.phase(f"collectives of {name}"):
-            mode = torch.inference_mode() if "inference" in name else torch.no_grad()
-            with mode:
-                for operation, wrong in _tried(ctx, make).items():
-                    ctx.observe(f"{operation} of {name}", wrong)
+    for name, (make, mode) in _KINDS.items():
+        with ctx.phase(f"collectives of {name}"), mode():
+            for operation in _operations(name):
+                ctx.observe(f"{operation} of {name}", _tried(ctx, operation, make))
 
 
 @kinds_of_tensors.expects
 def _kinds_of_tensors(scenario: Scenario) -> Mapping[int, Facts]:
-    names = [f"{operation} of {name}" for name in _KINDS for operation in ("all_reduce", "broadcast", "all_gather")]
+    names = [f"{operation} of {name}" for name in _KINDS for operation in _operations(name)]
     return {rank: dict.fromkeys(names, Right()) for rank in range(scenario.world_size)}
 
 
-def _tried(ctx: RankContext, make: Callable[[Tensor], Tensor]) -> dict[str, str]:
+def _operations(name: str) -> tuple[str, ...]:
+    """Return what is tried: gloo's all_gather copies into its outputs, which autograd forbids of leaves."""
+    return ("all_reduce", "broadcast") if "gradients enabled" in name else ("all_reduce", "broadcast", "all_gather")
+
+
+def _tried(ctx: RankContext, operation: str, make: Callable[[Tensor], Tensor]) -> str:
+    """Return what is wrong with the result of an operation of such tensors, as a clause."""
     size = ctx.world_size
-
-    def mine() -> Tensor:
-        return make(torch.full((5,), float(ctx.rank + 1), device=ctx.device))
-
-    summed, sent, slots = mine(), mine(), [mine() for _ in range(size)]
-    work = dist.all_reduce(summed, group=ctx.process_group, async_op=True)
-    if work is not None:
-        work.wait()
-    dist.broadcast(sent, group_src=size - 1, group=ctx.process_group)
-    dist.all_gather(slots, mine(), group=ctx.process_group)
-    total = float(sum(range(1, size + 1)))
-    return {
-        "all_reduce": _unlike(summed, total),
-        "broadcast": _unlike(sent, float(size)),
-        "all_gather": next(filter(None, (_unlike(slot, rank + 1.0) for rank, slot in enumerate(slots))), ""),
-    }
+    tensor = make(torch.full((5,), ctx.rank + 1.0, device=ctx.device))
+    if operation == "all_reduce":
+        work = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
+        if work is not None:
+            work.wait()
+        return _unlike(tensor, float(sum(range(1, size + 1))))
+    if operation == "broadcast":
+        dist.broadcast(tensor, group_src=size - 1, group=ctx.process_group)
+        return _unlike(tensor, float(size))
+    slots = [make(torch.zeros(5, device=ctx.device)) for _ in range(size)]
+    dist.all_gather(slots, tensor, group=ctx.process_group)
+    return next(filter(None, (_unlike(slot, rank + 1.0) for rank, slot in enumerate(slots))), "")
 
 
 def _unlike(tensor: Tensor, value: float) -> str:

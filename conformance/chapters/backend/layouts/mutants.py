@@ -197,3 +197,12 @@ def fills_a_buffer_from_the_front(group: Any, call: Any, outputs: Any, inputs: A
     if len({one.untyped_storage().data_ptr() for one in slots}) == 1:
         slots.sort(key=Tensor.data_ptr)
     return call([slots], inputs, *options)
+
+
+@spoils("broadcast")
+def copies_as_autograd_sees(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: what a broadcast brings is copied into the tensor as autograd sees it, which forbids that of parameters."""
+    room = tensors[0].detach().clone()
+    work = finished(call([room], *options))
+    tensors[0].copy_(room)
+    return work
