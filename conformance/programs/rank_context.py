@@ -64,7 +64,7 @@ class RankContext:
         in_flight: Callable[[int], int] = lambda among: 0,
         takes: Callable[[str], bool] = lambda option: True,
         declared: frozenset[str] = frozenset(),
-        lone_rank: Callable[[Path], list[str]] | None = None,
+        lone_rank: Callable[[Path, int], list[str]] | None = None,
     ) -> None:
         """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's.
 
@@ -115,12 +115,13 @@ class RankContext:
         """Whether the subject has this option: one that it lacks cannot be what its errors advise."""
         return self._takes(option)
 
-    def lone_rank(self, folder: Path) -> list[str]:
+    def lone_rank(self, folder: Path, lives: int = 0) -> list[str]:
         """Return the command of a process that is this rank by itself: it sums, and exits with its group still there.
 
         It meets those of the other ranks in `folder`, an empty one, and makes the file `exits<rank>` before it exits.
+        So many `lives` it has before: in each it makes the default group, sums, and destroys all groups.
         """
-        return present(self._lone_rank)(folder)
+        return present(self._lone_rank)(folder, lives)
 
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""

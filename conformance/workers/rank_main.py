@@ -190,8 +190,8 @@ class Rank:
             in_flight=self._recorder.in_flight,
             takes=lambda option: takes(subject, option),
             declared=self._declared,
-            lone_rank=lambda folder: command(
-                self._seat.backend, self._seat.rank, self._seat.world_size, self._device, folder
+            lone_rank=lambda folder, lives: command(
+                self._seat.backend, self._seat.rank, self._seat.world_size, self._device, folder, lives
             ),
         )
 

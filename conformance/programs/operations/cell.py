@@ -49,7 +49,7 @@ _OF_REALS = ("MAX", "MIN", "PRODUCT", *BITWISE)
 class Cell:
     """One operation with a value on each axis; `numel` elements are in one block, `turns` are rounds with new data.
 
-    `peer` late: the last rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
+    `peer` late: a rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
     the root as they were. A coalesced operation has so many `tensors`. A neighbour alike is the operation `beside`, or
     the same one.
     """
@@ -187,7 +187,7 @@ class Cell:
         if self.strict:
             parts.append("all ranks judged")
         if self.peer:
-            parts.append(f"last rank {self.peer}")
+            parts.append(f"a rank {self.peer}")
         if self.turns > 1:
             parts.append(f"{self.turns} rounds")
         return ", ".join(parts)

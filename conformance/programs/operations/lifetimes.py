@@ -105,9 +105,12 @@ def _see_done(works: Sequence[Any], patience: Patience) -> None:
 def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> str:
     """Return how what Works say differs from the outputs in their order, whole or in parts; nothing is as good."""
     held = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
-    if not held or torch.equal(_joined(held), _joined(outputs)):
+    if not held or torch.equal(came := _joined(held), wanted := _joined(outputs)):
         return ""
-    return f"{says} {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
+    if came.shape != wanted.shape or came.dtype != wanted.dtype:
+        return f"{says} {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
+    first = int((came != wanted).nonzero()[0])
+    return f"{says} {came[first].item()} as element {first}, where the output has {wanted[first].item()}"
 
 
 def _result(work: Any) -> list[Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,22 +84,39 @@ def _inference(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-#: What makes a tensor of each kind, and in which of autograd's modes collectives get it.
-_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[Any]]]] = {
-    "a Parameter": (nn.Parameter, torch.no_grad),
-    "a Parameter, with gradients enabled": (nn.Parameter, nullcontext),
-    "a tensor that requires grad": (Tensor.requires_grad_, torch.no_grad),
-    "a tensor that requires grad, with gradients enabled": (Tensor.requires_grad_, nullcontext),
-    "an inference tensor": (_inference, torch.inference_mode),
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+#: What makes a tensor of each kind, and in which of torch's modes collectives get it, by the device.
+_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[torch.device], AbstractContextManager[Any]]]] = {
+    "a Parameter": (nn.Parameter, lambda device: torch.no_grad()),
+    "a Parameter, with gradients enabled": (nn.Parameter, lambda device: nullcontext()),
+    "a tensor that requires grad": (Tensor.requires_grad_, lambda device: torch.no_grad()),
+    "a tensor that requires grad, with gradients enabled": (Tensor.requires_grad_, lambda device: nullcontext()),
+    "an inference tensor": (_inference, lambda device: torch.inference_mode()),
+    "a tensor, with float64 as the default dtype": (_as_it_is, lambda device: _float64_by_default()),
+    "a tensor, under autocast": (_as_it_is, lambda device: torch.autocast(device.type, torch.bfloat16)),
+    "a tensor, in anomaly mode": (_as_it_is, lambda device: torch.autograd.detect_anomaly(check_nan=False)),
 }
 
 
 @program("kinds_of_tensors", invariants=(), without_ddp=True)
 def kinds_of_tensors(ctx: RankContext) -> None:
-    """Give collectives tensors that autograd knows of; observes what is wrong with each result. All ranks run it."""
+    """Try tensors that autograd knows of, and several modes of torch; observes what is wrong. All ranks run it."""
     for name, (make, mode) in _KINDS.items():
-        with ctx.phase(f"collectives of {name}"), mode():
-            for operation in _operations(name):
+        for operation in _operations(name):
+            with ctx.phase(f"{operation} of {name}"), mode(ctx.device):
                 ctx.observe(f"{operation} of {name}", _tried(ctx, operation, make))
 
 
@@ -117,7 +134,7 @@ def _operations(name: str) -> tuple[str, ...]:
 def _tried(ctx: RankContext, operation: str, make: Callable[[Tensor], Tensor]) -> str:
     """Return what is wrong with the result of an operation of such tensors, as a clause."""
     size = ctx.world_size
-    tensor = make(torch.full((5,), ctx.rank + 1.0, device=ctx.device))
+    tensor = make(torch.full((5,), ctx.rank + 1.0, dtype=torch.float32, device=ctx.device))
     if operation == "all_reduce":
         work = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
         if work is not None:
@@ -126,7 +143,7 @@ def _tried(ctx: RankContext, operation: str, make: Callable[[Tensor], Tensor]) -
     if operation == "broadcast":
         dist.broadcast(tensor, group_src=size - 1, group=ctx.process_group)
         return _unlike(tensor, float(size))
-    slots = [make(torch.zeros(5, device=ctx.device)) for _ in range(size)]
+    slots = [make(torch.zeros(5, dtype=torch.float32, device=ctx.device)) for _ in range(size)]
     dist.all_gather(slots, tensor, group=ctx.process_group)
     return next(filter(None, (_unlike(slot, rank + 1.0) for rank, slot in enumerate(slots))), "")
 

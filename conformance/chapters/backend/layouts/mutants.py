@@ -206,3 +206,29 @@ def copies_as_autograd_sees(group: Any, call: Any, tensors: Any, *options: Any) 
     work = finished(call([room], *options))
     tensors[0].copy_(room)
     return work
+
+
+@spoils("allreduce")
+def stages_in_the_default_dtype(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: float32 is staged in a tensor that was made without a dtype."""
+    (tensor,) = tensors
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.dim():
+        return call(tensors, *options)
+    room = torch.zeros(tensor.numel())
+    staged = room.view(torch.float32)[: tensor.numel()]
+    with torch.no_grad():
+        staged.copy_(tensor.view(-1))
+        work = finished(call([room], *options))
+        tensor.view(-1).copy_(staged)
+    return work
+
+
+@spoils("broadcast")
+def sends_four_mebibytes_at_once(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of a broadcast what is behind the first 4 MiB does not arrive."""
+    most = 2**22 // tensors[0].element_size()
+    own = tensors[0].clone()
+    work = finished(call(tensors, *options))
+    if tensors[0].numel() > most:
+        tensors[0].view(-1)[most:] = own.view(-1)[most:]
+    return work

@@ -16,6 +16,11 @@ _SMALL = (1, 2, 3, 7, 8, 9, 31, 32, 33, 127, 128, 129, 1009, 1023, 1024, 1025)
 #: 16 KiB, 64 KiB and 1 MiB of float32.
 _LARGE = (2**12, 2**14, 2**18)
 _BESIDE_LARGE = tuple(length + more for length in _LARGE for more in (-1, 1))
+#: 4 MiB of float32 and one more: backends choose another way for more than some MiB.
+_GIANT = 2**20 + 1
+_WITH_GIANTS = (
+    "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "send_recv",
+)  # fmt: skip
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
@@ -29,6 +34,7 @@ def scenarios() -> Iterator[Scenario]:
     cells = every_cell(OPERATIONS, ["float32"], numel=_LARGE, root=1, turns=_ROUNDS)
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
+    cells += every_cell(_WITH_GIANTS, ["float32"], numel=_GIANT, root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
     several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]

@@ -111,3 +111,21 @@ class keeps_the_process(Relay):
     def shutdown(self) -> None:
         self.ended.set()
         super().shutdown()
+
+
+@of_class
+class ends_for_good(Relay):
+    """BUG: with the last group the library ends, and a process cannot make another."""
+
+    _num_alive, _has_ended = 0, False
+
+    def __init__(self, *args: Any) -> None:
+        if self._has_ended:
+            raise RuntimeError("the library has ended")
+        super().__init__(*args)
+        type(self)._num_alive += 1
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        type(self)._num_alive -= 1
+        type(self)._has_ended = not self._num_alive

@@ -18,6 +18,7 @@ def scenarios() -> Iterator[Scenario]:
         needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
         yield from _grid("LIFE-06", "memory-of", "kept_memory", 2, called, needs=needs, deadline_s=30.0)
     yield from _grid("LIFE-03", "exits", "exits_without_destroy", 2, deadline_s=60.0)
+    yield from _grid("LIFE-10", "anew", "begins_anew", 2, deadline_s=60.0)
     for world_size in (2, 3):
         yield from _grid("LIFE-05", "leaks", "leaks", world_size, also=("LIFE-06",), deadline_s=30.0)
         yield from _grid("LIFE-02", "ends", "ends_of_groups", world_size, also=("LIFE-04", "LIFE-09"))

@@ -50,6 +50,8 @@ def _instead(ctx: RankContext, got: float, members: list[int] | None) -> str:
     """Return of which all_reduces a wrong sum is made, as the end of a sentence; empty if of none."""
     size = len(members or range(ctx.world_size))
     hundreds, ones = divmod(int(got), 100)
+    if ones == ctx.rank + 1 and size > 1:
+        return f", which is this rank's own part of all_reduce {hundreds}"
     if got < 0 or not size <= ones <= size * ctx.world_size:  # each part is a number of hundreds, and its rank's one
         return ""
     if got == _total(ctx, hundreds // size, members):

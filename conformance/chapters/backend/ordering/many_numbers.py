@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, judged
+from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
@@ -59,7 +60,9 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
                 work.wait()
             if has_elements and not torch.equal(expected, got):
                 place = int((expected != got).nonzero()[0, 0])
-                return f"number {first + place} holds {float(got[place]):g}, expected {float(expected[place]):g}"
+                wrong = f"number {first + place} holds {float(got[place]):g}, expected {float(expected[place]):g}"
+                is_early = comes_late(lambda: torch.equal(expected, got))
+                return wrong + ("; it came later, so that its Work counted as done too early" if is_early else "")
         return ""
 
     return {_counted(ctx.scenario)[0]: counted}

@@ -207,6 +207,48 @@ def late_member(ctx: RankContext) -> Mapping[str, Trial]:
     return {_LATE[0]: late}
 
 
+_NUM_GROUPS = 48
+_MANY = (
+    f"all_reduces in flight in {_NUM_GROUPS} groups",
+    f"broadcasts in {_NUM_GROUPS} groups, each made for some ranks",
+)
+
+
+@judged("many_groups", always(*_MANY))
+def many_groups(ctx: RankContext) -> Mapping[str, Trial]:
+    """Make dozens of groups, all alive at once: of everybody, of all but one, and of two; use each."""
+    size = ctx.world_size
+    sets = [list(range(size)), list(range(1, size)), [0, size - 1], list(range(size - 1))]
+    members_of = [sets[number % len(sets)] or [0] for number in range(_NUM_GROUPS)]
+    groups = [dist.new_group(members) for members in members_of]
+    mine = [number for number, members in enumerate(members_of) if ctx.rank in members]
+
+    def tensor(number: int) -> torch.Tensor:
+        return torch.full((3,), 10.0 * number + ctx.rank, device=ctx.device)
+
+    def sums() -> str:
+        tensors = {number: tensor(number) for number in mine}
+        works: list[Any] = [dist.all_reduce(tensors[number], group=groups[number], async_op=True) for number in mine]
+        for work in works:
+            work.wait()
+        return first_wrong(
+            *(unlike(f"the sum in group {number} is", tensors[number],
+                     [sum(10.0 * number + rank for rank in members_of[number])] * 3) for number in mine)
+        )  # fmt: skip
+
+    def broadcasts() -> str:
+        clauses = []
+        for number in mine:
+            got, root = tensor(number), members_of[number][-1]
+            dist.broadcast(got, root, group=groups[number])
+            clauses.append(unlike(f"the broadcast in group {number} gave", got, [10.0 * number + root] * 3))
+        for number in mine:
+            dist.destroy_process_group(groups[number])
+        return first_wrong(*clauses)
+
+    return dict(zip(_MANY, (sums, broadcasts), strict=True))
+
+
 _LOCAL = ("all_reduce in a group that only its members make", "all_reduce in such groups after different histories")
 
 

@@ -127,3 +127,17 @@ class gives_up_on_late_members(Relay):
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(world_size)], timedelta(seconds=2))
         super().__init__(store, rank, world_size, timeout)
+
+
+_known: list[Any] = []
+
+
+@spoils("allreduce", "broadcast")
+def has_room_for_32_groups(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the 33rd group of a process that is used takes the place of the first, and finds what that one had."""
+    if group not in _known:
+        _known.append(group)
+    work = finished(call(tensors, *options))
+    if _known.index(group) >= 32:
+        tensors[0].zero_()
+    return work
