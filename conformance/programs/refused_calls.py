@@ -1,6 +1,7 @@
 """Program `refused_calls`: calls that a backend, or torch for it, must refuse with an error, and what works afterwards.
 
-All ranks make the same mistaken call, so that none waits for another, whoever checks and wherever.
+All ranks make the same mistaken call, so that none waits for another, whoever checks and wherever. Or one rank makes it
+alone, whose caller catches the error: the others know nothing of it.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ class Mistake:
 def refused_calls(ctx: RankContext) -> None:
     """Make the mistaken calls of the scenario's argument `case`; observes each error, and a sum after it.
 
-    All ranks run it.
+    All ranks run it. With `alone` only the last one makes the calls.
     """
     refused = ""
     for mistake in CASES[str(ctx.arguments["case"])]:
-        with ctx.phase(mistake.name + refused), ctx.catching(mistake.name):
-            works = mistake.call(ctx)
-            for work in works if isinstance(works, list) else [works]:
-                if isinstance(work, dist.Work):
-                    work.wait()
+        if ctx.rank in _callers(ctx.scenario):
+            with ctx.phase(mistake.name + refused), ctx.catching(mistake.name):
+                works = mistake.call(ctx)
+                for work in works if isinstance(works, list) else [works]:
+                    if isinstance(work, dist.Work):
+                        work.wait()
         refused = f", after {mistake.name}"
         with ctx.phase(f"all_reduce{refused}"):
             ctx.observe(f"all_reduce after {mistake.name}", wrong_sum(ctx.process_group, ctx.device))
@@ -53,11 +55,16 @@ def refused_calls(ctx: RankContext) -> None:
 
 @refused_calls.expects
 def _refused_calls(scenario: Scenario) -> Mapping[int, Facts]:
-    facts: dict[str, Any] = {}
-    for mistake in CASES[str(scenario.arguments["case"])]:
-        facts[mistake.name] = Raises(("Exception",), mistake.mentions)
-        facts[f"all_reduce after {mistake.name}"] = Right()
-    return dict.fromkeys(range(scenario.world_size), facts)
+    mistakes = CASES[str(scenario.arguments["case"])]
+    sums = {f"all_reduce after {mistake.name}": Right() for mistake in mistakes}
+    errors = {mistake.name: Raises(("Exception",), mistake.mentions) for mistake in mistakes}
+    callers = _callers(scenario)
+    return {rank: {**(errors if rank in callers else {}), **sums} for rank in range(scenario.world_size)}
+
+
+def _callers(scenario: Scenario) -> range:
+    """Return the ranks that make the calls."""
+    return range(scenario.world_size - 1 if scenario.arguments.get("alone") else 0, scenario.world_size)
 
 
 def _ones(ctx: RankContext, length: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:

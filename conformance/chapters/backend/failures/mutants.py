@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from conformance.mutants.spoilt import spoils
+from conformance.mutants.spoilt import finished, spoils
 
 
 @spoils("allgather")
@@ -61,3 +62,25 @@ def _into_the_open(self: Any, tensors: Any, *options: Any) -> Any:
 
 
 leaves_a_group_of_calls_open.create.allreduce = _into_the_open  # type: ignore[attr-defined]
+
+
+@spoils("allgather")
+def numbers_refused_calls(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a call that is refused has taken a number, by which ranks that did not make it no longer match."""
+    try:
+        return call(outputs, inputs, *options)
+    except RuntimeError:
+        group.refused = getattr(group, "refused", 0) + 1
+        raise
+
+
+def _numbered(self: Any, tensors: Any, *options: Any) -> Any:
+    numbers = torch.zeros(self.size())
+    numbers[self.rank()] = getattr(self, "refused", 0)
+    finished(self.inner.allreduce([numbers], dist.AllreduceOptions()))
+    if len(numbers.unique()) > 1:
+        tensors[0].zero_()
+    return self.inner.allreduce(tensors, *options)
+
+
+numbers_refused_calls.create.allreduce = _numbered  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
-from conformance.chapters.variants import each
+from conformance.chapters.variants import Variant, arguments, each
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("failures")
@@ -15,6 +15,8 @@ _CASES = (
     ("ERR-02", "wrong-single-sizes", ("all_gather_into_tensor",)),
     ("ERR-02", "wrong-scatters", ("reduce_scatter",)),
 )
+#: A call that is wrong by its arguments is refused by the rank that makes it, whatever others do.
+_WHO = (Variant(), arguments("alone", alone=True))
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -22,6 +24,6 @@ def scenarios() -> Iterator[Scenario]:
     for world_size in (2, 3):
         for requirement, case, needs in _CASES:
             also = {"also": ("ERR-03",), "needs": needs}
-            yield from _grid(requirement, "", "refused_calls", world_size, each("case", [case]), **also)
+            yield from _grid(requirement, "", "refused_calls", world_size, each("case", [case]), _WHO, **also)
         yield from _grid("ERR-09", "destroyed", "destroyed_groups", world_size)
         yield from _grid.disagreements("ERR-05", "size", world_size)
