@@ -98,16 +98,16 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-#: What makes a tensor of each kind, and in which of torch's modes collectives get it, by the device.
-_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[torch.device], AbstractContextManager[Any]]]] = {
-    "a Parameter": (nn.Parameter, lambda device: torch.no_grad()),
-    "a Parameter, with gradients enabled": (nn.Parameter, lambda device: nullcontext()),
-    "a tensor that requires grad": (Tensor.requires_grad_, lambda device: torch.no_grad()),
-    "a tensor that requires grad, with gradients enabled": (Tensor.requires_grad_, lambda device: nullcontext()),
-    "an inference tensor": (_inference, lambda device: torch.inference_mode()),
-    "a tensor, with float64 as the default dtype": (_as_it_is, lambda device: _float64_by_default()),
-    "a tensor, under autocast": (_as_it_is, lambda device: torch.autocast(device.type, torch.bfloat16)),
-    "a tensor, in anomaly mode": (_as_it_is, lambda device: torch.autograd.detect_anomaly(check_nan=False)),
+#: What makes a tensor of each kind, and in which of torch's modes collectives get it.
+_KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[Any]]]] = {
+    "a Parameter": (nn.Parameter, torch.no_grad),
+    "a Parameter, with gradients enabled": (nn.Parameter, nullcontext),
+    "a tensor that requires grad": (Tensor.requires_grad_, torch.no_grad),
+    "a tensor that requires grad, with gradients enabled": (Tensor.requires_grad_, nullcontext),
+    "an inference tensor": (_inference, torch.inference_mode),
+    "a tensor, with float64 as the default dtype": (_as_it_is, _float64_by_default),
+    "a tensor, under autocast of the CPU": (_as_it_is, lambda: torch.autocast("cpu", torch.bfloat16)),
+    "a tensor, in anomaly mode": (_as_it_is, lambda: torch.autograd.detect_anomaly(check_nan=False)),
 }
 
 
@@ -116,7 +116,7 @@ def kinds_of_tensors(ctx: RankContext) -> None:
     """Try tensors that autograd knows of, and several modes of torch; observes what is wrong. All ranks run it."""
     for name, (make, mode) in _KINDS.items():
         for operation in _operations(name):
-            with ctx.phase(f"{operation} of {name}"), mode(ctx.device):
+            with ctx.phase(f"{operation} of {name}"), mode():
                 ctx.observe(f"{operation} of {name}", _tried(ctx, operation, make))
 
 
