@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from conformance.mutants.spoilt import WorkAround, finished, spoils, spoils_work
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, spoils, spoils_work
 
 
 @spoils("recv")
@@ -185,3 +185,19 @@ def keeps_eight_messages(group: Any, call: Any, tensors: Any, peer: int, tag: in
     slot = ring.pop(0).copy_(tensors[0]) if len(ring) == 8 else tensors[0].clone()
     ring.append(slot)
     return call([slot], peer, tag)
+
+
+@spoils("send")
+def sends_in_its_wait(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: a message of more than 10,000 elements is sent when the sender waits for it, not before."""
+    if tensors[0].numel() <= 10_000:
+        return call(tensors, peer, tag)
+
+    class Lazy(WorkDone):
+        def wait(self, *timeout: Any) -> bool:
+            return bool(finished(call(tensors, peer, tag)))
+
+        def is_completed(self) -> bool:
+            return False
+
+    return Lazy()

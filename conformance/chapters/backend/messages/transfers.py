@@ -355,7 +355,7 @@ def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
 
 
 #: The second one comes last: what fails in it may leave messages behind.
-_MANY = ("the message of an irecv that is done", "64 isends of 256 KiB to each neighbour")
+_MANY = ("an irecv that is waited for before the isends are", "64 isends of 256 KiB to each neighbour")
 
 
 @judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
