@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.variants import each
+from conformance.chapters.backend.layouts.long_tensors import OPERATIONS_OF_LONG_TENSORS
+from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
@@ -16,11 +17,8 @@ _SMALL = (1, 2, 3, 7, 8, 9, 31, 32, 33, 127, 128, 129, 1009, 1023, 1024, 1025)
 #: 16 KiB, 64 KiB and 1 MiB of float32.
 _LARGE = (2**12, 2**14, 2**18)
 _BESIDE_LARGE = tuple(length + more for length in _LARGE for more in (-1, 1))
-#: 4 MiB of float32 and one more: backends choose another way for more than some MiB.
-_GIANT = 2**20 + 1
-_WITH_GIANTS = (
-    "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "send_recv",
-)  # fmt: skip
+#: 16 MiB of float32 and one more: backends choose another way for more than some MiB.
+_LONG = (2**22 + 1,)
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
@@ -34,8 +32,11 @@ def scenarios() -> Iterator[Scenario]:
     cells = every_cell(OPERATIONS, ["float32"], numel=_LARGE, root=1, turns=_ROUNDS)
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
-    cells += every_cell(_WITH_GIANTS, ["float32"], numel=_GIANT, root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
+    for operation in OPERATIONS_OF_LONG_TENSORS:
+        called = arguments(f"long-{dashed(operation)}", operation=operation, sizes=_LONG)
+        needs = tuple(filter(None, [OPERATIONS[operation].needs]))
+        yield from _grid("LAY-01", "", "long_tensors", 2, called, needs=needs)
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
     several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]
     among = every_cell(several, _DTYPES, form="one-empty", path=("public", "group"), tensors=(3, 5))

@@ -86,12 +86,13 @@ def _resident() -> int:
 
 _ENDS = (
     "destroy_process_group by ranks at different times", "destroy_process_group with Works pending", "shutdown twice",
+    "destroy_process_group after a Work whose future alone was waited for",
 )  # fmt: skip
 
 
 @judged(
     "ends_of_groups", always(*_ENDS),
-    speaks_for={_ENDS[0]: ("LIFE-02",), _ENDS[1]: ("LIFE-04",), _ENDS[2]: ("LIFE-09",)},
+    speaks_for={_ENDS[0]: ("LIFE-02",), _ENDS[1]: ("LIFE-04",), _ENDS[2]: ("LIFE-09",), _ENDS[3]: ("LIFE-04",)},
 )  # fmt: skip
 def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
     """Destroy groups at different times, with Works pending, and shut one down twice."""
@@ -119,6 +120,16 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
         return first_wrong(unlike("is_completed() of a Work kept is", held.is_completed(), True),
                            sum_of(ctx.process_group))  # fmt: skip
 
+    def asked() -> str:
+        group = dist.new_group()
+        work: Any = dist.all_reduce(torch.ones(1000, device=ctx.device), group=group, async_op=True)
+        future = work.get_future()
+        if future is not None:
+            future.wait()
+        wait_for_device()
+        dist.destroy_process_group(group)
+        return sum_of(ctx.process_group)
+
     def twice() -> str:
         group: Any = dist.new_group()
         clause = sum_of(group)
@@ -127,4 +138,4 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
         dist.destroy_process_group(group)
         return first_wrong(clause, sum_of(ctx.process_group))
 
-    return dict(zip(_ENDS, (apart, pending, twice), strict=True))
+    return dict(zip(_ENDS, (apart, pending, twice, asked), strict=True))

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import finished, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils
 
 
 @of_class
@@ -129,3 +129,26 @@ class ends_for_good(Relay):
         super().shutdown()
         type(self)._num_alive -= 1
         type(self)._has_ended = not self._num_alive
+
+
+@of_class
+class wants_every_wait(Relay):
+    """BUG: a group whose Work was asked for its future, and never waited for by itself, is not shut down."""
+
+    _num_unwaited = 0
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        group = self
+        self._num_unwaited += 1
+
+        class Counted(WorkAround):
+            def wait(self, *timeout: Any) -> bool:
+                group._num_unwaited -= 1
+                return super().wait(*timeout)
+
+        return Counted(self.inner.allreduce(tensors, *options))
+
+    def shutdown(self) -> None:
+        if self._num_unwaited > 0:
+            raise RuntimeError("a Work was never waited for")
+        super().shutdown()

@@ -22,6 +22,7 @@ _PROGRAMS = (
     ("P2P-06", "who-waits", "who_waits_for_whom", ("P2P-07",), ()),
     ("P2P-08", "batches", "batches", ("P2P-09",), ()),
     ("P2P-11", "many", "many_messages", ("P2P-12",), ()),
+    ("P2P-15", "beside", "messages_beside", (), ("unordered_groups",)),
     ("P2P-14", "written-over", "messages_written_over", (), ()),
 )
 #: These try several sizes by themselves.

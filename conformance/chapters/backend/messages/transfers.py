@@ -326,6 +326,48 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
     )
 
 
+_BESIDE = (
+    "is_completed() of an irecv while other operations of its group come and go",
+    "messages in two groups of the same ranks",
+)
+
+
+@judged("messages_beside", always(*_BESIDE))
+def messages_beside(ctx: RankContext) -> Mapping[str, Trial]:
+    """Ask a receive whether it is done before its message is sent; send in two groups of the same ranks."""
+    following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
+
+    def asked() -> str:
+        board, room = Board("asked"), _room(ctx)
+        receipt = _irecv(ctx, room, previous)
+        dist.all_reduce(_room(ctx), group=ctx.process_group)
+        dist.barrier(group=ctx.process_group)
+        wrong = "it is True before the message was sent" if receipt.is_completed() else ""
+        board.put(f"asked/{ctx.rank}")
+        board.lacking([f"asked/{following}"], _PATIENCE)  # which must not have its message before it has asked
+        sending = _isend(ctx, _message(ctx, ctx.rank, following), following)
+        for work in (sending, receipt):
+            work.wait()
+        return wrong or _wrong(ctx, room, previous)
+
+    def in_two_groups() -> str:
+        groups = [dist.new_group() for _ in range(2)]
+        sent = [_message(ctx, ctx.rank, following, number) for number in range(2)]
+        rooms = [_room(ctx) for _ in groups]
+        works: list[Any] = [
+            dist.isend(one, group=group, group_dst=following) for one, group in zip(sent, groups, strict=True)
+        ]
+        for number in (1, 0):
+            dist.recv(rooms[number], group=groups[number], group_src=previous)
+        for work in works:
+            work.wait()
+        for group in groups:
+            dist.destroy_process_group(group)
+        return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
+
+    return dict(zip(_BESIDE, (asked, in_two_groups), strict=True))
+
+
 _SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000))
 _DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
 #: So much later than it is sent a message is asked for.
