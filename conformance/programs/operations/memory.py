@@ -55,6 +55,11 @@ class Arena:
         tensors = tuple(piece.view(shape) for piece, shape in zip(reversed(pieces), shapes, strict=True))
         return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
 
+    def renew(self) -> None:
+        """Fill all of it with the sentinel, as it was made."""
+        self.memory.fill_(sentinel(self.tensor.dtype))
+        self.before.copy_(self.memory)
+
     def fill(self, values: Tensor) -> None:
         """Put `values`, of as many elements, into the tensor in logical order, and take that for its first state."""
         if self.tensor.dim() and self.tensor.numel() and self.tensor.stride(0) == 0 and self.tensor.shape[0] > 1:

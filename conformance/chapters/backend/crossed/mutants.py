@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import finished, spoils
+from conformance.mutants.spoilt import SUM, finished, spoils, with_reduction
 
 #: The length of a vector register in bytes, and from how many elements on a sum goes by such vectors.
 _VECTOR_BYTES, _MANY = 16, 1000
@@ -36,3 +36,22 @@ def swaps_halves_of_two_ranks(group: Any, call: Any, outputs: Any, inputs: Any, 
         first.copy_(second)
         second.copy_(kept)
     return work
+
+
+@spoils("allreduce")
+def plans_by_address(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the plan of a sum is kept by the tensor's address, length and dtype, and not by the reduction."""
+    plans: dict[tuple[Any, ...], Any] = group.__dict__.setdefault("plans", {})
+    key = (tensors[0].data_ptr(), tensors[0].numel(), tensors[0].dtype)
+    op = plans.setdefault(key, options[0].reduceOp if options else SUM)
+    return call(tensors, *with_reduction(options, op))
+
+
+@spoils("all_gather_single")
+def stages_in_the_first_dtype(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
+    """BUG: an all_gather_single of as many elements as one before goes through that one's dtype."""
+    dtypes: dict[int, Any] = group.__dict__.setdefault("dtypes", {})
+    dtype = dtypes.setdefault(sent.numel(), sent.dtype)
+    if not (dtype.is_floating_point and sent.dtype.is_floating_point):
+        return call(output, sent, *options)
+    return call(output, sent.to(dtype).to(sent.dtype), *options)

@@ -39,5 +39,9 @@ def _apart(cell: Cell) -> str:
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     cells = sorted(map(Cell.from_json, json.loads(CELLS.read_text())), key=_apart)
+    for world_size, most in ((2, 24), (3, 24), (4, 8)):
+        for number in range(most):
+            given = {"number": 100 * world_size + number, "length": 50}
+            yield from _grid("CROSS-02", f"mixed-{number}", "mixed_calls", world_size, arguments=given)
     for slug, members in groupby(cells, _apart):
         yield from _grid.cells("CROSS-01", members, 3, slug=slug, together=True)
