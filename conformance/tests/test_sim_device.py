@@ -40,6 +40,13 @@ from conformance.backends.sim_device.module import install
 install()
 print(ctypes.c_float.from_address(torch.ones(8, device="sim").data_ptr()).value)
 """
+_MADE = """
+import torch
+from conformance.backends.sim_device.module import install
+install()
+made = torch._efficientzerotensor((2,), device=torch.device("sim", 1))
+print(made.device, torch.zeros(2, device=torch.device("sim", 1)).device)
+"""
 
 #: On this device an operation takes a millisecond: what the host's clock tells would be no whole numbers.
 _AUTO = """
@@ -84,6 +91,11 @@ def test_the_host_cannot_touch_device_memory() -> None:
 
 @pytest.mark.nightly
 @needs_compiler
+def test_an_operation_makes_its_tensor_on_the_device_that_it_names() -> None:
+    """Whatever the current device is, as in a thread that has set none: `torch.func.jvp` makes such zeros."""
+    assert run(_MADE).stdout.split() == ["sim:1", "sim:1"]
+
+
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))
     assert done.stdout.split() == ["6", "True", "True"], done.stderr

@@ -587,7 +587,10 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       c10::List<std::optional<at::Tensor>> list;
       for (const auto& one : value.toOptionalTensorVector()) list.push_back(one ? std::optional<at::Tensor>(call.lowered(*one, writes)) : one);
       value = list;
-    } else if (value.isDevice()) value = c10::Device(c10::kCPU);
+    } else if (value.isDevice()) {
+      if (call.device < 0 && value.toDevice().type() == kSim && value.toDevice().has_index()) call.device = value.toDevice().index();
+      value = c10::Device(c10::kCPU);
+    }
   }
   if (call.device < 0) call.device = current_device;
   std::lock_guard<std::recursive_mutex> guard(mutex);
