@@ -91,6 +91,7 @@ def test_the_host_cannot_touch_device_memory() -> None:
 
 @pytest.mark.nightly
 @needs_compiler
+@needs_compiler
 def test_an_operation_makes_its_tensor_on_the_device_that_it_names() -> None:
     """Whatever the current device is, as in a thread that has set none: `torch.func.jvp` makes such zeros."""
     assert run(_MADE).stdout.split() == ["sim:1", "sim:1"]
