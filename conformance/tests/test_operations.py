@@ -121,6 +121,18 @@ def test_a_tensor_lies_in_its_arena_and_what_happens_round_it_is_seen(layout: st
     assert "outside of it changed" in arena.touched()
 
 
+@pytest.mark.parametrize(("layout", "apart"), [("in-one-piece", (3, 2)), ("all-but-the-last", (3, None))])
+def test_those_of_a_list_may_lie_in_one_piece_but_the_last(layout: str, apart: tuple[int | None, ...]) -> None:
+    arenas = Arena.list_of([(3,), (2,), (4,)], torch.float32, layout, CPU)
+    starts = [one.tensor.data_ptr() // one.tensor.element_size() for one in arenas]
+    assert [
+        after - before == numel
+        for (before, after), numel in zip(itertools.pairwise(starts), apart, strict=True)
+        if numel is not None
+    ] == [True] * (len(apart) - apart.count(None))
+    assert (arenas[2].memory is arenas[0].memory) is (layout == "in-one-piece")
+
+
 def test_those_of_a_list_may_lie_backwards_in_one_piece() -> None:
     first, second = Arena.list_of([(3,), (2,)], torch.float32, "backwards", CPU)
     assert first.tensor.data_ptr() - second.tensor.data_ptr() == 2 * first.tensor.element_size()

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
 from conformance.programs.operations.description import OPERATIONS, Operation, Place, lengths
-from conformance.programs.operations.memory import shaped
+from conformance.programs.operations.memory import OF_LISTS, shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -129,7 +129,7 @@ class Cell:
         if "expanded" in self.writes or (what.in_place and self.reads != self.writes):
             return False
         if any(
-            layout == "backwards" and len(tensors(Place(0, 2))) < 2
+            layout in OF_LISTS and len(tensors(Place(0, 2))) < 2
             for layout, tensors in ((self.reads, what.inputs), (self.writes, what.outputs))
         ):
             return False

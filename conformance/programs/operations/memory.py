@@ -17,6 +17,8 @@ LAYOUTS = (
     "contiguous", "transposed", "strided", "channels_last", "expanded", "backwards",
     *(f"offset-{n}" for n in range(1, 16)),
 )  # fmt: skip
+#: How the tensors of a list lie: in one piece, in their order or backwards, or all but the last one in one piece.
+OF_LISTS = ("backwards", "in-one-piece", "all-but-the-last")
 #: So many elements lie before and after every tensor.
 _GUARD = 64
 
@@ -48,11 +50,15 @@ class Arena:
         shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, layout: str, device: torch.device
     ) -> list[Arena]:
         """Return a tensor of each of `shapes`."""
-        if layout != "backwards":
+        if layout not in OF_LISTS:
             return [Arena.of(shape, dtype, layout, device) for shape in shapes]
+        if layout == "all-but-the-last":
+            last = [Arena.of(shape, dtype, "contiguous", device) for shape in shapes[-1:]]
+            return [*Arena.list_of(shapes[:-1], dtype, "in-one-piece", device), *last]
         whole = Arena.of((sum(map(math.prod, shapes)),), dtype, "contiguous", device)
-        pieces = whole.tensor.split([math.prod(shape) for shape in reversed(shapes)])
-        tensors = tuple(piece.view(shape) for piece, shape in zip(reversed(pieces), shapes, strict=True))
+        order = -1 if layout == "backwards" else 1
+        pieces = whole.tensor.split([math.prod(shape) for shape in shapes[::order]])[::order] if shapes else ()
+        tensors = tuple(piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))
         return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
 
     def renew(self) -> None:

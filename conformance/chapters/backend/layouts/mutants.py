@@ -232,3 +232,17 @@ def sends_four_mebibytes_at_once(group: Any, call: Any, tensors: Any, *options: 
     if tensors[0].numel() > most:
         tensors[0].view(-1)[most:] = own.view(-1)[most:]
     return work
+
+
+@spoils("allgather")
+def looks_at_the_first_two_slots(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: where the second slot follows the first in memory, all are taken to follow, and one apart is not written."""
+    slots = list(outputs[0])
+    length = inputs[0].numel() * inputs[0].element_size()
+    if len(slots) > 2 and slots[1].data_ptr() - slots[0].data_ptr() == length:
+        kept = slots[-1].clone()
+        work = finished(call(outputs, inputs, *options))
+        if slots[-1].data_ptr() - slots[0].data_ptr() != length * (len(slots) - 1):
+            slots[-1].copy_(kept)
+        return work
+    return call(outputs, inputs, *options)

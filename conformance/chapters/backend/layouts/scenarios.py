@@ -9,6 +9,7 @@ from conformance.chapters.backend.layouts.long_tensors import OPERATIONS_OF_LONG
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.memory import OF_LISTS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("layouts")
@@ -23,6 +24,7 @@ _LONG = (2**22 + 1,)
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
 _SPREAD = ("transposed", "strided")
+_LISTS = tuple(pair for how in OF_LISTS for pair in ((how, "contiguous"), ("contiguous", how), (how, how)))
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -56,9 +58,7 @@ def scenarios() -> Iterator[Scenario]:
         for operation in OPERATIONS
         for dtype in _DTYPES
         for root in (0, 1)
-        for reads in ("contiguous", "backwards")
-        for writes in ("contiguous", "backwards")
-        if "backwards" in (reads, writes)
+        for reads, writes in _LISTS
         for path in ("public", "group")
     ]
     yield from _grid.cells("LAY-14", cells, 2, 3)
