@@ -93,7 +93,7 @@ def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
         (
             "MISROUTED_ALL_TO_ALL",
             "all_to_all",
-            "all_to_all_single of float32, 7 elements: wrong on ranks 0, 1 and 2: the result: 21 of 21 elements are",
+            "all_to_all_single of float32, 7 elements for each rank: wrong on ranks 0, 1 and 2: the result: 21 of 21",
             "the part in which it is holds what rank 0 has for rank 1",
         ),
         (
@@ -374,7 +374,9 @@ def test_a_dtype_that_is_broken_in_one_operation_breaks_its_rung(zygote: ZygoteP
     *held, last = climb(f"{OF_DTYPES}:takes_bfloat16_for_nothing", "torch", zygote=zygote)
     assert (last.rung, last.status) == ("bfloat16", Status.BROKEN)
     assert last.breakage is not None
-    assert last.breakage.summary.startswith("all_to_all_uneven of bfloat16, 7 elements: wrong on ranks 0, 1 and 2: ")
+    assert last.breakage.summary.startswith(
+        "all_to_all_uneven of bfloat16, 0, 1 or 2 times 7 elements for each rank: wrong on ranks 0, 1 and 2: "
+    )
     assert {footing.status for footing in held} == {Status.HOLDS}
 
 

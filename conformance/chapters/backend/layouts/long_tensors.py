@@ -20,15 +20,14 @@ _PERIOD = 1009
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    return tuple(f"{scenario.arguments['operation']} of {numel:,} elements" for numel in scenario.arguments["sizes"])
+    return (f"{scenario.arguments['operation']} of {scenario.arguments['numel']:,} elements",)
 
 
 @judged("long_tensors", _names)
 def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
-    """Do `operation` with each of `sizes` elements of float32 for each rank. All ranks run it."""
+    """Do `operation` with `numel` elements of float32 for each rank. All ranks run it."""
     operation = _OPERATIONS[ctx.arguments["operation"]]
-    sizes = ctx.arguments["sizes"]
-    return {name: partial(operation, ctx, numel) for name, numel in zip(_names(ctx.scenario), sizes, strict=True)}
+    return {name: partial(operation, ctx, int(ctx.arguments["numel"])) for name in _names(ctx.scenario)}
 
 
 def _values(ctx: RankContext, numel: int, of: int) -> Tensor:

@@ -19,7 +19,7 @@ _SMALL = (1, 2, 3, 7, 8, 9, 31, 32, 33, 127, 128, 129, 1009, 1023, 1024, 1025)
 _LARGE = (2**12, 2**14, 2**18)
 _BESIDE_LARGE = tuple(length + more for length in _LARGE for more in (-1, 1))
 #: 16 MiB of float32 and one more: backends choose another way for more than some MiB.
-_LONG = (2**22 + 1,)
+_LONG = 2**22 + 1
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
@@ -36,7 +36,7 @@ def scenarios() -> Iterator[Scenario]:
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
     for operation in OPERATIONS_OF_LONG_TENSORS:
-        called = arguments(f"long-{dashed(operation)}", operation=operation, sizes=_LONG)
+        called = arguments(f"long-{dashed(operation)}", operation=operation, numel=_LONG)
         needs = tuple(filter(None, [OPERATIONS[operation].needs]))
         yield from _grid("LAY-01", "", "long_tensors", 2, called, needs=needs)
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
