@@ -41,6 +41,10 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
             dist.all_reduce(tensor, group=group)
             dist.broadcast(tensor, 0, group=group)
             dist.all_gather([torch.empty_like(tensor) for _ in range(ctx.world_size)], tensor, group=group)
+            if "send_recv" in ctx.declared:
+                sending: Any = dist.isend(tensor, group=group, group_dst=(ctx.rank + 1) % ctx.world_size)
+                dist.recv(torch.empty_like(tensor), group=group, group_src=(ctx.rank - 1) % ctx.world_size)
+                sending.wait()
             dist.barrier(group=group)
             dist.destroy_process_group(group)
 

@@ -30,6 +30,14 @@ def keeps_a_descriptor_of_barriers(group: Any, call: Any, *options: Any) -> Any:
     return call(*options)
 
 
+@spoils("recv")
+def keeps_a_descriptor_of_messages(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a destroyed group keeps a descriptor if it has received a message."""
+    if "has_received" not in group.__dict__:
+        group.__dict__["has_received"] = os.open("/dev/null", os.O_RDONLY)
+    return call(*args)
+
+
 @of_class
 class keeps_threads(Relay):
     """BUG: a destroyed group keeps a thread."""
