@@ -20,6 +20,8 @@ from conformance.programs.rank_context import RankContext
 _SIZES = (1, 7, 1009, 65_537)
 _SHORT = 5
 _NUM_IN_ORDER = 8
+#: So long that backends ask the receiver before they send it.
+_STAGED = 30_000
 #: So many messages are told from each other.
 _NUM_MESSAGES = 100
 _PATIENCE = timedelta(seconds=3)
@@ -106,8 +108,10 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def several(*, backwards: bool) -> str:
-        sent = [_message(ctx, ctx.rank, following, number) for number in range(_NUM_IN_ORDER)]
-        rooms = [_room(ctx) for _ in sent]
+        # Waited for in their order every other one is long: a short one may not overtake it.
+        sizes = [_numel(ctx) if backwards or number % 2 else _STAGED for number in range(_NUM_IN_ORDER)]
+        sent = [_message(ctx, ctx.rank, following, number, numel) for number, numel in enumerate(sizes)]
+        rooms = [_room(ctx, numel) for numel in sizes]
         works = [_isend(ctx, tensor, following) for tensor in sent] + [_irecv(ctx, room, previous) for room in rooms]
         for work in reversed(works) if backwards else works:
             work.wait()
