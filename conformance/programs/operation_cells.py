@@ -20,7 +20,7 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, introduce, told
-from conformance.programs.operations.judging import Truth, without_reading, wrong_sum, wrong_values
+from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
@@ -212,11 +212,10 @@ class _Trial:
         """
         found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
-        blocks = self._cell.what.outputs(self._place)
         for turn in range(self._cell.turns):
             truth = Truth(self._cell, self._place, turn)
             results, wrong_work, wrong_beside = self._issue_and_wait(truth)
-            wrong = self._wrong(truth, blocks, results) or wrong_work or wrong_beside
+            wrong = self._wrong(truth, results) or wrong_work or wrong_beside
             if not found and wrong:
                 found = (f"in round {turn}, " if turn else "") + wrong
             if wrong_work:
@@ -226,7 +225,7 @@ class _Trial:
         if found:
             return found
         for truth, results, then in kept:
-            if not all(map(same_bits, results, then)) and (wrong := self._wrong(truth, blocks, results)):
+            if not all(map(same_bits, results, then)) and (wrong := self._wrong(truth, results)):
                 return f"the result of round {truth.turn}, kept, changed later: {wrong}"
         return ""
 
@@ -317,25 +316,16 @@ class _Trial:
             if wrong := one.touched():
                 self._changed.setdefault(SURROUNDINGS, f"after {self._cell.describe()}, {wrong}")
 
-    def _wrong(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:
-        wrong = self._wrong_now(truth, blocks, results)
+    def _wrong(self, truth: Truth, results: list[torch.Tensor]) -> str:
+        wrong = wrong_outputs(truth, results)
         # A barrier waits for no message: one that is sent after it may be what a receive before it is for.
         may_come_later = self._cell.lifetime == "dropped" and self._cell.operation == "send_recv"
-        if wrong and may_come_later and self._patience.until(lambda: not self._wrong_now(truth, blocks, results)):
+        if wrong and may_come_later and self._patience.until(lambda: not wrong_outputs(truth, results)):
             return ""
-        if wrong and self._patience.comes_late(lambda: not self._wrong_now(truth, blocks, results)):
+        if wrong and self._patience.comes_late(lambda: not wrong_outputs(truth, results)):
             early = "it or the barrier after it" if self._cell.lifetime == "dropped" else "it"
             return f"{without_reading(wrong)}; the right values came later, so that {early} counted as done too early"
         return wrong
-
-    def _wrong_now(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:
-        if self._cell.operation == "reduce" and not (self._place.is_root or self._cell.strict):
-            return ""  # what it leaves there is another requirement's
-        for number, (wanted, result) in enumerate(zip(blocks, results, strict=False)):
-            which = "the result" if len(blocks) == 1 else f"output {number}"
-            if wrong := wrong_values(truth, wanted, result, which):
-                return wrong
-        return ""
 
     def _barrier(self) -> None:
         dist.barrier(group=self._group)
@@ -363,7 +353,7 @@ class _Trial:
         def end() -> str:
             wrong_work = complete(issued, self._cell.lifetime, self._barrier, self._patience)
             self._look_round(inputs, outputs)
-            wrong = self._wrong(truth, self._cell.what.outputs(self._place), list(issued.outputs)) or wrong_work
+            wrong = self._wrong(truth, list(issued.outputs)) or wrong_work
             return wrong and f"of the {self._cell.operation} beside it, which began before it, {wrong}"
 
         return end

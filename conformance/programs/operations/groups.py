@@ -27,8 +27,10 @@ def members_of(name: str, rank: int, world_size: int) -> tuple[int, ...]:
     """Return the global ranks of the group called `name` that `rank` is to use; it may not be one of them.
 
     world, permuted, twin: all ranks; permuted names them in reverse order, twin is a second group of the same ranks.
-    without-0: all but rank 0. ends: the first and the last. alone: this rank.
+    without-0: all but rank 0. ends: the first and the last. alone: this rank. What is behind a # tells groups of the
+    same ranks from each other.
     """
+    name = name.partition("#")[0]
     everybody = tuple(range(world_size))
     if name == "without-0":
         return everybody[1:] or everybody
@@ -54,12 +56,11 @@ class Groups:
         if name == "world":
             return self.world
         if name not in self._made:
-            kind = name.partition("#")[0]
-            if kind == "alone":
+            if name.partition("#")[0] == "alone":
                 made = [self._new([rank]) for rank in range(self.world_size)]
                 self._made[name] = made[self.rank]
             else:
-                ranks = members_of(kind, self.rank, self.world_size)
+                ranks = members_of(name, self.rank, self.world_size)
                 self._made[name] = self._new(list(reversed(ranks)))
         return self._made[name]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -133,6 +133,19 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
         f"{which}: {number} of {flat.numel()} elements are wrong, the first{place}: expected {wanted}, got {came}"
         f"{_reading(truth, blocks, flat, differs)}"
     )
+
+
+def wrong_outputs(truth: Truth, results: Sequence[Tensor]) -> str:
+    """Return what is wrong with what a rank got, as a clause about the first wrong output; empty if nothing is."""
+    cell, place = truth.cell, truth.place
+    if cell.operation == "reduce" and not (place.is_root or cell.strict):
+        return ""  # what it leaves there is another requirement's
+    outputs = cell.what.outputs(place)
+    for number, (blocks, result) in enumerate(zip(outputs, results, strict=False)):
+        which = "the result" if len(outputs) == 1 else f"output {number}"
+        if wrong := wrong_values(truth, blocks, result, which):
+            return wrong
+    return ""
 
 
 def without_reading(wrong: str) -> str:

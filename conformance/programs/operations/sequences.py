@@ -57,7 +57,7 @@ def _calls(rng: random.Random, seed: int, length: int, world_size: int) -> Itera
             group=rng.choice(groups),
             lifetime="wait" if is_async else "sync",
         )
-        if cell.what.of_pairs and len(members_of(cell.group.partition("#")[0], world_size - 1, world_size)) == 1:
+        if cell.what.of_pairs and len(members_of(cell.group, world_size - 1, world_size)) == 1:
             cell = replace(cell, group="world")
         if rng.random() < 0.5 and (by_method := replace(cell, path="group")).is_possible:
             cell = by_method

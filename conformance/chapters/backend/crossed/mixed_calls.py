@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from conformance.checkers.explanation import some
 from conformance.observation import Facts
@@ -15,7 +14,7 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import introduce
-from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.judging import Truth, wrong_outputs
 from conformance.programs.operations.memory import Arena
 from conformance.programs.operations.sequences import Call, sequence
 from conformance.programs.rank_context import RankContext
@@ -52,7 +51,7 @@ def _mixed_calls(scenario: Scenario) -> Mapping[int, Facts]:
         rank: {
             _name(number, call): Right(UNDECLARED)
             for number, call in calls
-            if rank in members_of(call.cell.group.partition("#")[0], rank, size)
+            if rank in members_of(call.cell.group, rank, size)
         }
         for rank in range(size)
     }
@@ -93,7 +92,7 @@ class _Rank:
         for earlier in call.ends:
             self._end(earlier)
         cell = call.cell
-        members = members_of(cell.group.partition("#")[0], self._ctx.rank, self._ctx.world_size)
+        members = members_of(cell.group, self._ctx.rank, self._ctx.world_size)
         if self._ctx.rank not in members:
             return
         if not cell.needs <= self._ctx.declared:
@@ -144,15 +143,9 @@ class _Rank:
         self._free += [(number, one) for one in {id(one): one for one in (*begun.inputs, *begun.outputs)}.values()]
 
     def _wrong(self, begun: _Begun) -> str:
-        what, truth = begun.truth.cell.what, begun.truth
-        blocks = what.outputs(truth.place)
-        if what.name == "reduce" and not truth.place.is_root:
-            blocks = ()  # what it leaves there is another requirement's
-        for place, (wanted, one) in enumerate(zip(blocks, begun.outputs, strict=False)):
-            which = "the result" if len(blocks) == 1 else f"output {place}"
-            if wrong := wrong_values(truth, wanted, one.tensor, which):
-                return wrong
-        for one in () if what.in_place else begun.inputs:
+        if wrong := wrong_outputs(begun.truth, [one.tensor for one in begun.outputs]):
+            return wrong
+        for one in () if begun.truth.cell.what.in_place else begun.inputs:
             if wrong := one.changed():
                 return f"of an input {wrong}"
         return next((f"round a tensor {wrong}" for one in begun.outputs if (wrong := one.touched())), "")
@@ -168,5 +161,5 @@ class _Rank:
 
 
 def _in_short(call: Call) -> str:
-    cell: Any = call.cell
+    cell = call.cell
     return " ".join(filter(None, [cell.operation, cell.reduction, f"of {cell.dtype}, group {cell.group}"]))
