@@ -50,6 +50,7 @@ CAPABILITIES = FOR_DDPS | {
     "int8",
     "local_synchronization",
     "monitored_barrier",
+    "notices_death",
     "premul_sum",
     "product",
     "reduce",

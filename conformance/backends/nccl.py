@@ -54,7 +54,8 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 NCCL = Backend(
     name="nccl",
     device_type="cuda",
-    capabilities=CAPABILITIES - {"any_source", "bitwise", "int16", "sparse", "tags", "timeouts", "unordered_groups"},
+    capabilities=CAPABILITIES
+    - {"any_source", "bitwise", "int16", "notices_death", "sparse", "tags", "timeouts", "unordered_groups"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -213,15 +213,18 @@ class _Trial:
         found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
         for turn in range(self._cell.turns):
-            truth = Truth(self._cell, self._place, turn)
-            results, wrong_work, wrong_beside = self._issue_and_wait(truth)
+            truth = Truth(self._cell, replace(self._place, turn=turn), turn)
+            inputs, outputs = self._arenas(truth)
+            results, wrong_work, wrong_beside = self._issue_and_wait(truth, inputs, outputs)
             wrong = self._wrong(truth, results) or wrong_work or wrong_beside
             if not found and wrong:
                 found = (f"in round {turn}, " if turn else "") + wrong
             if wrong_work:
                 return found
-            if turn < self._cell.turns - 1 and not found:
+            keeps = turn < self._cell.turns - 1 and not found
+            if keeps:
                 kept.append((truth, results, [result.clone() for result in results]))
+            self._write_over(inputs, outputs, keeps=keeps)
         if found:
             return found
         for truth, results, then in kept:
@@ -229,9 +232,10 @@ class _Trial:
                 return f"the result of round {truth.turn}, kept, changed later: {wrong}"
         return ""
 
-    def _issue_and_wait(self, truth: Truth) -> tuple[list[torch.Tensor], str, str]:
-        cell, place = self._cell, self._place
-        inputs, outputs = self._arenas(truth)
+    def _issue_and_wait(
+        self, truth: Truth, inputs: list[Arena], outputs: list[Arena]
+    ) -> tuple[list[torch.Tensor], str, str]:
+        cell, place = self._cell, truth.place
         given = [arena.tensor for arena in inputs]
         if cell.lifetime == "inputs-dropped" and not cell.what.in_place:
             given = [tensor.clone() for tensor in given]
@@ -253,9 +257,17 @@ class _Trial:
         self._look_round(inputs, outputs)
         return results, wrong_work, beside.wrong
 
+    def _write_over(self, inputs: list[Arena], outputs: list[Arena], *, keeps: bool) -> None:
+        """Use the tensors for something else, as a caller may; `keeps`: but not those with the results."""
+        if self._cell.lifetime == "dropped" and self._cell.what.of_pairs:
+            return  # a barrier waits for no message
+        shares = self._cell.in_place or self._cell.what.in_place
+        for one in [*inputs, *outputs] if not keeps else [] if shares else inputs:
+            one.write_over()
+
     def _arenas(self, truth: Truth) -> tuple[list[Arena], list[Arena]]:
         """Return inputs with their data, and outputs; the same ones where the operation works in place."""
-        cell, what, place = self._cell, self._cell.what, self._place
+        cell, what, place = self._cell, self._cell.what, truth.place
         dtype = dtype_of(cell.dtype)
 
         def arenas(tensors: tuple[Blocks, ...], layout: str) -> list[Arena]:
@@ -348,7 +360,7 @@ class _Trial:
         """Issue the cell's operation; return what waits for it, and says what is wrong with it."""
         inputs, outputs = self._arenas(truth)
         given, room = [arena.tensor for arena in inputs], [arena.tensor for arena in outputs]
-        issued = issue(self._cell, self._group, self._owner(), self._place, given, room)
+        issued = issue(self._cell, self._group, self._owner(), truth.place, given, room)
 
         def end() -> str:
             wrong_work = complete(issued, self._cell.lifetime, self._barrier, self._patience)

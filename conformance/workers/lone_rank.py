@@ -23,7 +23,7 @@ from conformance.workers.interpreter import search_path
 def command(backend: str, rank: int, world_size: int, device: torch.device, folder: Path, lives: int = 0) -> list[str]:
     """Return the command of that process; the ranks meet in `folder`, where `exits<rank>` tells that all have summed.
 
-    So many `lives` it has before, of which each ends with `destroy_process_group`.
+    So many `lives` it has before; then each ends with `destroy_process_group`, and so does the last one.
 
     It finds modules where this process does.
     """
@@ -42,9 +42,10 @@ def _main(backend: str, rank: int, world_size: int, device: str, folder: Path, l
                 raise RuntimeError(f"all_reduce gave {tensor.tolist()} in life {life} of the process")
         store.set(f"summed/{rank}", "")
         store.wait([f"summed/{other}" for other in range(world_size)])
-        if life < lives:
+        if life == lives:
+            (folder / f"exits{rank}").touch()
+        if lives:
             dist.destroy_process_group()
-    (folder / f"exits{rank}").touch()
 
 
 if __name__ == "__main__":

@@ -177,8 +177,8 @@ def _functional(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> l
 def _splits(cell: Cell, place: Place) -> tuple[list[int], list[int]]:
     """Return how many rows come from each rank and go to each."""
     rows = cell.block_shape[0]
-    received = [rows * uneven(source, place.rank) for source in range(place.size)]
-    return received, [rows * uneven(place.rank, target) for target in range(place.size)]
+    received = [rows * uneven(source, place.rank, place.turn) for source in range(place.size)]
+    return received, [rows * uneven(place.rank, target, place.turn) for target in range(place.size)]
 
 
 def _options(kind: Callable[[], Any], **values: Any) -> Any:

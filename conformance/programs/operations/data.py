@@ -164,6 +164,11 @@ def sentinel(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.bool else 0xFF
 
 
+def written_over(dtype: torch.dtype) -> int:
+    """Return the byte that a rank fills its tensors with once their operation is done and judged."""
+    return 1 if dtype == torch.bool else 0x5A
+
+
 def _noise(length: int, *key: int) -> Tensor:
     """Return `length` numbers of 62 bits that look random and are functions of their position and `key`."""
     seed = 0x243F6A8885A308D3

@@ -14,7 +14,8 @@ from conformance.programs.operations.data import ALL
 class Place:
     """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
 
-    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`.
+    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`. In another round
+    uneven splits are other ones.
     """
 
     rank: int
@@ -22,6 +23,7 @@ class Place:
     root: int = 0
     tensors: int = 3
     has_empty: bool = False
+    turn: int = 0
 
     @property
     def is_root(self) -> bool:
@@ -103,17 +105,17 @@ def _at_root(
     return lambda place: parts(place) if place.is_root else others(place)
 
 
-def uneven(source: int, target: int) -> int:
+def uneven(source: int, target: int, turn: int) -> int:
     """Return how many times the cell's size `source` sends to `target` where splits are uneven; zero for some."""
-    return (2 * source + target) % 3
+    return (2 * source + target + turn) % 3
 
 
 def _uneven_sent(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(place.rank, target, uneven(place.rank, target)) for target in range(place.size)),)
+    return (tuple(Block(place.rank, target, uneven(place.rank, target, place.turn)) for target in range(place.size)),)
 
 
 def _uneven_received(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(source, place.rank, uneven(source, place.rank)) for source in range(place.size)),)
+    return (tuple(Block(source, place.rank, uneven(source, place.rank, place.turn)) for source in range(place.size)),)
 
 
 def _to_next(place: Place) -> tuple[Blocks, ...]:

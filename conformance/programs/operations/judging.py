@@ -21,6 +21,7 @@ from conformance.programs.operations.data import (
     reduced,
     sentinel,
     subnormals,
+    written_over,
 )
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
 from conformance.truth.difference import equal_values
@@ -49,7 +50,7 @@ class Truth:
             self.cell, operation=self.cell.beside or self.cell.operation, beside="", neighbour="none", lifetime="wait",
             peer="", root=self.cell.root + 1, turns=1,
         )  # fmt: skip
-        place = replace(self.place, root=(self.place.root + 1) % self.place.size)
+        place = replace(self.place, root=(self.place.root + 1) % self.place.size, turn=self.place.turn + 1)
         return Truth(cell, place, self.turn + _ROUNDS_LATER)
 
     def sent(self, blocks: Blocks) -> Tensor:
@@ -235,9 +236,22 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
             for source in {block.source, *range(size)}:
                 held = Truth(cell, truth.place, other).received((Block(source, target, block.length),))
                 yield f"what is of the {cell.beside or 'operation'} beside it", held
+    yield from _used_again(truth, block, parts)
     for root in range(size):
         if cell.what.rooted and root != truth.place.root:
             yield f"what rank {root} would send as the root", truth.of_rank(root, block)
+
+
+def _used_again(truth: Truth, block: Block, parts: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a block holds if it was read after its rank's call had come back, and the rank has used the memory."""
+    filled = torch.full_like(parts[0].view(torch.uint8), written_over(parts[0].dtype)).view(parts[0].dtype)
+    which = "wrote over its tensor once its own call had come back: that was before the others had read it"
+    yield f"what a rank {which}", filled
+    if block.source == SUMMED:
+        for source in range(truth.place.size):
+            others = [filled if rank == source else part for rank, part in enumerate(parts)]
+            meaning = f"the {truth.cell.reduction} of what rank {source} {which}"
+            yield meaning, reduced(others, truth.cell.reduction, FACTOR)
 
 
 def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.programs.operations.data import sentinel
+from conformance.programs.operations.data import sentinel, written_over
 
 #: How a tensor lies in memory. `expanded` can only be read: its rows are one row. `backwards` lie those of a list, in
 #: one piece, the last one first.
@@ -65,6 +65,10 @@ class Arena:
         """Fill all of it with the sentinel, as it was made."""
         self.memory.fill_(sentinel(self.tensor.dtype))
         self.before.copy_(self.memory)
+
+    def write_over(self) -> None:
+        """Fill all of it with something else: the operation is done, and whoever still reads it gets that."""
+        self.memory.fill_(written_over(self.tensor.dtype))
 
     def fill(self, values: Tensor) -> None:
         """Put `values`, of as many elements, into the tensor in logical order, and take that for its first state."""

@@ -30,10 +30,10 @@ from conformance.scenario import Scenario
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
 #: All collectives and messages, and the barrier, which has no tensors.
 CALLED = (*OPERATIONS, "barrier")
-#: The timeout of the group that loses a rank, and how much later an error may come on a busy machine.
+#: The timeout of the group that loses a rank, if no other is given, and how much later an error may come on a busy
+#: machine: after it, or after the death that is noticed at once.
 TIMEOUT_S, _LATE_S = 0.5, 4.0
 _LONG = timedelta(seconds=100)
-_PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
 #: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
 _HEAD_START = timedelta(seconds=1)
 
@@ -67,7 +67,8 @@ def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
 
     Asynchronously, the others have called before; otherwise they call afterwards. Nobody waits for ever: an error that
     comes too late is told as such, and a hang ends with the scenario's deadline. Who is late is so by `late_s`, if
-    given, on top of what the scenario's fault takes.
+    given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer comes without a timeout,
+    and that of the group is `timeout_s`.
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)
@@ -83,12 +84,14 @@ class _Peers:
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx, self._fate = ctx, str(ctx.arguments["fate"])
+        self._timeout_s = float(ctx.arguments.get("timeout_s", TIMEOUT_S))
+        self._patience = timedelta(seconds=self._timeout_s + _LATE_S + 1)
         self.everybody = range(ctx.world_size)
         self._last = ctx.world_size - 1
         self._others = self.everybody[:-1]
         self._board = Board("fates")
         patient = self._fate == "late"
-        self._group: Any = dist.new_group(timeout=_LONG if patient else timedelta(seconds=TIMEOUT_S))
+        self._group: Any = dist.new_group(timeout=_LONG if patient else timedelta(seconds=self._timeout_s))
         self._rest: Any = dist.new_group(list(self._others), timeout=_LONG)
         patient_call = dist.AllreduceOptions()
         patient_call.timeout = _LONG  # the first call connects, however lazily, on a machine that may be busy
@@ -102,7 +105,7 @@ class _Peers:
                 self._board.lacking([f"issued/{rank}" for rank in self._others], _HEAD_START)
             return self._meet_its_fate()
         if not is_async:
-            self._board.lacking(["going"], _PATIENCE)
+            self._board.lacking(["going"], self._patience)
         call = _Call(self._ctx, self._group, root=self._last)
         began = time.monotonic()
         try:
@@ -135,7 +138,7 @@ class _Peers:
         finally:
             self._board.put(f"done/{self._ctx.rank}")
         if self._fate == "stopped" and self._ctx.rank == 0:
-            self._board.lacking([f"done/{rank}" for rank in self._others], _PATIENCE)
+            self._board.lacking([f"done/{rank}" for rank in self._others], self._patience)
             os.kill(int(self._board.read("going")), signal.SIGCONT)
         return ""
 
@@ -154,7 +157,7 @@ class _Peers:
             call.issue()
             call.wait()
             return call.wrong()
-        self._board.lacking([f"done/{rank}" for rank in self._others], _PATIENCE)
+        self._board.lacking([f"done/{rank}" for rank in self._others], self._patience)
         return ""
 
     def _judge_error(self, error: Exception, took_s: float) -> str:
@@ -163,8 +166,10 @@ class _Peers:
             return f"raised {text}, although the rank came within the timeout"
         if not str(error):
             return f"raised {type(error).__name__} without a word"
-        if took_s > TIMEOUT_S + _LATE_S:
-            return f"raised after {took_s:.1f} s, and the group's timeout is {TIMEOUT_S:g} s: {text}"
+        if self._ctx.arguments.get("at_once") and took_s > _LATE_S:
+            return f"raised after {took_s:.1f} s, as if the timeout alone told that rank {self._last} is dead: {text}"
+        if took_s > self._timeout_s + _LATE_S:
+            return f"raised after {took_s:.1f} s, and the group's timeout is {self._timeout_s:g} s: {text}"
         return ""
 
 

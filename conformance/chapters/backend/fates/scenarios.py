@@ -20,6 +20,8 @@ _LOST = ("killed", "stopped", "raising", "leaving")
 _LATE_S = 3.0
 #: Too long for what ends in time, with a rank that is late by seconds on a busy machine.
 _DEADLINE_S = 15.0
+#: Told from an error that comes at once, even on a busy machine.
+_TIMEOUT_S = 8.0
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -28,6 +30,10 @@ def scenarios() -> Iterator[Scenario]:
         for operation in CALLED:
             for fate in FATES:
                 yield from _of(operation, fate, calling, world_size)
+    for operation in CALLED:
+        for calling in ("sync", "async"):
+            # Of three ranks one receives from the dead rank, and sends to another.
+            yield from _of(operation, "killed", calling, 3 if operation == "send_recv" else 2, at_once=True)
     for world_size in (2, 3):
         last = world_size - 1
         killed = fields(faults=(Fault("kill", last, at="killed"),), deadline_s=_DEADLINE_S)
@@ -43,21 +49,23 @@ def scenarios() -> Iterator[Scenario]:
         )  # fmt: skip
 
 
-def _of(operation: str, fate: str, calling: str, world_size: int) -> Iterator[Scenario]:
+def _of(operation: str, fate: str, calling: str, world_size: int, *, at_once: bool = False) -> Iterator[Scenario]:
     last = world_size - 1
     given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling}
     if fate == "killed":
         given["doomed"] = [last]
     if fate == "late" and calling == "sync":
         given["late_s"] = _LATE_S
+    if at_once:
+        given |= {"at_once": True, "timeout_s": _TIMEOUT_S}
     of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
     yield from _grid(
-        _OF_FATES[fate],
+        "FATE-11" if at_once else _OF_FATES[fate],
         f"{dashed(operation)}-{calling}",
         "lost_peer",
         world_size,
         arguments=given,
-        needs=tuple(need for need in ("timeouts" if fate in _LOST else "", of_operation) if need),
+        needs=tuple(filter(None, ("timeouts" if fate in _LOST else "", at_once and "notices_death", of_operation))),
         also=() if fate == "late" else ("FATE-06", "FATE-07"),
         faults=(Fault(FATES[fate], last, at=fate),) if FATES[fate] else (),
         deadline_s=_DEADLINE_S,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from conformance.scenario import Scenario
 
 #: A prime, so that no part of a tensor looks like another that begins at a power of two.
 _PERIOD = 1009
+_WRITTEN_OVER = -2.0
+_LATE_S = 0.05
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
@@ -25,9 +27,22 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 
 @judged("long_tensors", _names)
 def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
-    """Do `operation` with `numel` elements of float32 for each rank. All ranks run it."""
-    operation = _OPERATIONS[ctx.arguments["operation"]]
-    return {name: partial(operation, ctx, int(ctx.arguments["numel"])) for name in _names(ctx.scenario)}
+    """Do `operation` with `numel` elements of float32 for each rank, the last one late. All ranks run it.
+
+    Who has its result uses the memory of what it passed for something else.
+    """
+    numel = int(ctx.arguments["numel"])
+    operation, in_parts = _OPERATIONS[ctx.arguments["operation"]]
+
+    def tried() -> str:
+        given = _values(ctx, numel * (ctx.world_size if in_parts else 1), ctx.rank)
+        if ctx.rank == ctx.world_size - 1:
+            time.sleep(_LATE_S)
+        wrong = operation(ctx, given, numel)
+        given.fill_(_WRITTEN_OVER)
+        return wrong
+
+    return dict.fromkeys(_names(ctx.scenario), tried)
 
 
 def _values(ctx: RankContext, numel: int, of: int) -> Tensor:
@@ -40,55 +55,53 @@ def _wrong(got: Tensor, expected: Tensor) -> str:
         return ""
     differs = got != expected
     first = int(differs.nonzero()[0])
+    over = bool((got[differs] == _WRITTEN_OVER).all())
     return (
         f"{int(differs.sum())} of {got.numel()} elements are wrong, the first at [{first}]: expected"
         f" {float(expected[first]):g}, got {float(got[first]):g}"
+        f"{', which a rank wrote over what it had passed once its own call had come back' if over else ''}"
     )
 
 
-def _all_reduce(ctx: RankContext, numel: int) -> str:
-    tensor = _values(ctx, numel, ctx.rank)
-    dist.all_reduce(tensor, group=ctx.process_group)
+def _all_reduce(ctx: RankContext, given: Tensor, numel: int) -> str:
+    dist.all_reduce(given, group=ctx.process_group)
     size = ctx.world_size
-    return _wrong(tensor, _values(ctx, numel, 0) * size + _PERIOD * sum(range(size)))
+    return _wrong(given, _values(ctx, numel, 0) * size + _PERIOD * sum(range(size)))
 
 
-def _broadcast(ctx: RankContext, numel: int) -> str:
-    tensor, root = _values(ctx, numel, ctx.rank), ctx.world_size - 1
-    dist.broadcast(tensor, group_src=root, group=ctx.process_group)
-    return _wrong(tensor, _values(ctx, numel, root))
+def _broadcast(ctx: RankContext, given: Tensor, numel: int) -> str:
+    dist.broadcast(given, group_src=0, group=ctx.process_group)
+    return _wrong(given, _values(ctx, numel, 0))
 
 
-def _all_gather(ctx: RankContext, numel: int) -> str:
+def _all_gather(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((size * numel,), torch.nan, device=ctx.device)
-    call = named(dist, "all_gather_single", "all_gather_into_tensor")
-    call(output, _values(ctx, numel, ctx.rank), group=ctx.process_group)
+    named(dist, "all_gather_single", "all_gather_into_tensor")(output, given, group=ctx.process_group)
     return _wrong(output, torch.cat([_values(ctx, numel, rank) for rank in range(size)]))
 
 
-def _reduce_scatter(ctx: RankContext, numel: int) -> str:
+def _reduce_scatter(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((numel,), torch.nan, device=ctx.device)
-    call = named(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-    call(output, _values(ctx, size * numel, ctx.rank), group=ctx.process_group)
+    named(dist, "reduce_scatter_single", "reduce_scatter_tensor")(output, given, group=ctx.process_group)
     mine = _values(ctx, size * numel, 0)[ctx.rank * numel : (ctx.rank + 1) * numel]
     return _wrong(output, mine * size + _PERIOD * sum(range(size)))
 
 
-def _all_to_all(ctx: RankContext, numel: int) -> str:
+def _all_to_all(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((size * numel,), torch.nan, device=ctx.device)
-    dist.all_to_all_single(output, _values(ctx, size * numel, ctx.rank), group=ctx.process_group)
+    dist.all_to_all_single(output, given, group=ctx.process_group)
     places = slice(ctx.rank * numel, (ctx.rank + 1) * numel)
     return _wrong(output, torch.cat([_values(ctx, size * numel, rank)[places] for rank in range(size)]))
 
 
-def _send_recv(ctx: RankContext, numel: int) -> str:
+def _send_recv(ctx: RankContext, given: Tensor, numel: int) -> str:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
-    room, message = torch.full((numel,), torch.nan, device=ctx.device), _values(ctx, numel, ctx.rank)
+    room = torch.full((numel,), torch.nan, device=ctx.device)
     works: list[Any] = [
-        dist.isend(message, group=ctx.process_group, group_dst=following),
+        dist.isend(given, group=ctx.process_group, group_dst=following),
         dist.irecv(room, group=ctx.process_group, group_src=previous),
     ]
     for work in works:
@@ -96,12 +109,13 @@ def _send_recv(ctx: RankContext, numel: int) -> str:
     return _wrong(room, _values(ctx, numel, previous))
 
 
-_OPERATIONS: Mapping[str, Callable[[RankContext, int], str]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "all_gather_single": _all_gather,
-    "reduce_scatter_single": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
-    "send_recv": _send_recv,
+#: With whether a rank passes as much for every rank.
+_OPERATIONS: Mapping[str, tuple[Callable[[RankContext, Tensor, int], str], bool]] = {
+    "all_reduce": (_all_reduce, False),
+    "broadcast": (_broadcast, False),
+    "all_gather_single": (_all_gather, False),
+    "reduce_scatter_single": (_reduce_scatter, True),
+    "all_to_all_single": (_all_to_all, True),
+    "send_recv": (_send_recv, False),
 }
 OPERATIONS_OF_LONG_TENSORS = tuple(_OPERATIONS)

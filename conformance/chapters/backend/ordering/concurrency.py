@@ -228,16 +228,13 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
 
 _OF_GROUPS = ("permuted", "without-0", "ends")
 _BARRIERS = (
-    "barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny all_reduces",
+    "barrier", "asynchronous barrier", "barrier of the group's method",
     "barrier, each rank late in turn", *(f"barrier of group {name}, each rank late in turn" for name in _OF_GROUPS),
 )  # fmt: skip
-_NUM_AT_ONCE = 50
 _PATIENCE, _SHORT_PATIENCE = timedelta(seconds=0.3), timedelta(seconds=0.1)
-#: More than a counter of 12 bits holds.
-_NUM_TINY = 5000
 
 
-@judged("barriers", always(*_BARRIERS), speaks_for={_BARRIERS[3]: ("ORD-11",)})
+@judged("barriers", always(*_BARRIERS))
 def barriers(ctx: RankContext) -> Mapping[str, Trial]:
     """Enter barriers, a rank late; look whether nobody leaves before."""
     group, everybody = ctx.process_group, range(ctx.world_size)
@@ -270,28 +267,9 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
         work: Any = dist.barrier(group=group, async_op=True)
         work.wait()
 
-    def tiny() -> str:
-        for first in range(0, _NUM_TINY, _NUM_AT_ONCE):
-            with ctx.phase(f"{_BARRIERS[3]}, from the {first}th on"):  # each is a sign of progress on a slow machine
-                if wrong := some_tiny(first):
-                    return wrong
-        return ""
-
-    def some_tiny(first: int) -> str:
-        sums = [torch.full((1,), float(first + place + ctx.rank), device=ctx.device) for place in range(_NUM_AT_ONCE)]
-        works: list[Any] = [dist.all_reduce(one, group=group, async_op=True) for one in sums]
-        for work in works:
-            work.wait()
-        for number, got in enumerate(torch.cat(sums).tolist(), first):
-            expected = float(sum(number + rank for rank in range(ctx.world_size)))
-            if got != expected:
-                return f"sum {number} is {got:g}, expected {expected:g}"
-        return ""
-
     return {
         _BARRIERS[0]: lambda: held(lambda: dist.barrier(group=group)),
         _BARRIERS[1]: lambda: held(asynchronous),
         _BARRIERS[2]: lambda: held(lambda: group.barrier().wait()),
-        _BARRIERS[3]: tiny,
-        **{name: partial(each_late, of) for name, of in zip(_BARRIERS[4:], ("world", *_OF_GROUPS), strict=True)},
+        **{name: partial(each_late, of) for name, of in zip(_BARRIERS[3:], ("world", *_OF_GROUPS), strict=True)},
     }

@@ -16,15 +16,15 @@ from conformance.scenario import Scenario
 
 #: More than a counter of 16 bits holds, with a sign or without.
 _NUM_COUNTED, _NUM_AT_ONCE = 2**16 + 100, 50
-#: A sum takes twice as long as a broadcast. Of so many lots of sums one has elements, and those where a counter ends.
-_ONE_OF, _ENDS = 8, (2**15, 2**16)
+#: Of so many lots of collectives one has elements, and those where a counter ends: the others take less time.
+_ONE_OF, _ENDS = {"all_reduce": 8, "broadcast": 4}, tuple(2**bits for bits in range(8, 17))
 
 Begin = Callable[[Tensor, Tensor], list[Any]]
 
 
 def _counted(scenario: Scenario) -> tuple[str]:
     operation = scenario.arguments["operation"]
-    return (f"{_NUM_COUNTED:,} of {operation}, of one element {'or none' if operation == 'all_reduce' else 'each'}",)
+    return (f"{_NUM_COUNTED:,} of {operation}, of one element {'or none' if operation in _ONE_OF else 'each'}",)
 
 
 @judged("many_numbers", _counted)
@@ -52,7 +52,7 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
 
     def counted() -> str:
         for first in range(0, _NUM_COUNTED, _NUM_AT_ONCE):
-            has_elements = operation != "all_reduce" or _has_elements(first)
+            has_elements = _has_elements(operation, first)
             if has_elements:
                 fill(first)
             works = [work for pair in (pairs if has_elements else empty) for work in begin(*pair)]
@@ -68,9 +68,9 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     return {_counted(ctx.scenario)[0]: counted}
 
 
-def _has_elements(first: int) -> bool:
+def _has_elements(operation: str, first: int) -> bool:
     near = any(abs(first - end) <= 2 * _NUM_AT_ONCE for end in _ENDS)
-    return near or first // _NUM_AT_ONCE % _ONE_OF == 0
+    return near or first // _NUM_AT_ONCE % _ONE_OF.get(operation, 1) == 0
 
 
 def _beginning(ctx: RankContext, operation: str) -> Begin:

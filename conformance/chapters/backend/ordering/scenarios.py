@@ -23,7 +23,7 @@ def scenarios() -> Iterator[Scenario]:
             arguments={"trials": [OWN_ORDER, THREADS]},
         )  # fmt: skip
         yield from _grid("ORD-04", "ring", "several_groups", world_size, arguments={"trials": [RING]})
-        yield from _grid("ORD-08", "barriers", "barriers", world_size, also=("ORD-11",))
+        yield from _grid("ORD-08", "barriers", "barriers", world_size)
     pairs = every_cell(OPERATIONS, ["float32"], beside=tuple(OPERATIONS), neighbour="alike-in-flight", lifetime="wait")
     yield from _grid.cells("ORD-02", pairs, 3, slug="beside", together=True)
     for operation, needs in (("all_reduce", ()), ("broadcast", ()), ("send_recv", ("send_recv",))):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import WorkAround, finished, gives, spoils, spoils_work
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, gives, spoils, spoils_work
 
 _COLLECTIVES = ("allreduce", "allgather", "all_gather_single", "broadcast")
 
@@ -257,3 +257,13 @@ def has_one_thread_for_callbacks(group: Any, call: Any, tensors: Any, *options: 
     if isinstance(threading.current_thread(), threading._DummyThread):
         time.sleep(1000)
     return call(tensors, *options)
+
+
+@spoils("broadcast")
+def is_done_before_it_is_read(group: Any, call: Any, tensors: Any, options: Any) -> Any:
+    """BUG: the root of a broadcast counts as done while others have still to read its tensor."""
+    work = call(tensors, options)
+    if group.rank() != options.rootRank:
+        return work
+    group.__dict__.setdefault("under_way", []).append((work, tensors))
+    return WorkDone()

@@ -39,6 +39,8 @@ def scenarios() -> Iterator[Scenario]:
     large = {"numel": 50_000, "root": 1, "peer": "late"}
     late = every_cell(OPERATIONS, ["float32"], lifetime=("sync", "wait", "future"), **large)
     yield from _grid.cells("WORK-01", late, 2, 3)
+    used = {"numel": (9, 50_000), "root": (0, 1), "peer": "late", "lifetime": ("sync", "wait")}
+    yield from _grid.cells("WORK-21", every_cell(OPERATIONS, ["float32"], **used), 2, 3)
     for world_size in (2, 3, 4):
         for called in each("operation", OF_ALL):
             needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
