@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.judged import Trial, judged
+from conformance.programs.judged import Trial, first_wrong, judged
 from conformance.programs.operations.calls import named
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
@@ -50,6 +50,15 @@ def _values(ctx: RankContext, numel: int, of: int) -> Tensor:
     return (torch.arange(numel, device=ctx.device) % _PERIOD + _PERIOD * of).to(torch.float32)
 
 
+def _part(ctx: RankContext, numel: int, of: int) -> Tensor:
+    """Return what rank `of` has for this one, where it passes as much for every rank."""
+    return _values(ctx, ctx.world_size * numel, of)[ctx.rank * numel : (ctx.rank + 1) * numel]
+
+
+def _rooms(ctx: RankContext, numel: int) -> list[Tensor]:
+    return [torch.full((numel,), torch.nan, device=ctx.device) for _ in range(ctx.world_size)]
+
+
 def _wrong(got: Tensor, expected: Tensor) -> str:
     if torch.equal(got, expected):
         return ""
@@ -74,6 +83,43 @@ def _broadcast(ctx: RankContext, given: Tensor, numel: int) -> str:
     return _wrong(given, _values(ctx, numel, 0))
 
 
+def _reduce(ctx: RankContext, given: Tensor, numel: int) -> str:
+    dist.reduce(given, group_dst=0, group=ctx.process_group)
+    size = ctx.world_size
+    return "" if ctx.rank else _wrong(given, _values(ctx, numel, 0) * size + _PERIOD * sum(range(size)))
+
+
+def _all_gather_list(ctx: RankContext, given: Tensor, numel: int) -> str:
+    outputs = _rooms(ctx, numel)
+    dist.all_gather(outputs, given, group=ctx.process_group)
+    return first_wrong(*(_wrong(one, _values(ctx, numel, rank)) for rank, one in enumerate(outputs)))
+
+
+def _gather(ctx: RankContext, given: Tensor, numel: int) -> str:
+    outputs = None if ctx.rank else _rooms(ctx, numel)
+    dist.gather(given, outputs, group_dst=0, group=ctx.process_group)
+    return first_wrong(*(_wrong(one, _values(ctx, numel, rank)) for rank, one in enumerate(outputs or ())))
+
+
+def _scatter(ctx: RankContext, given: Tensor, numel: int) -> str:
+    output = torch.full((numel,), torch.nan, device=ctx.device)
+    parts = None if ctx.rank else list(given.split(numel))
+    dist.scatter(output, parts, group_src=0, group=ctx.process_group)
+    return _wrong(output, _part(ctx, numel, 0))
+
+
+def _reduce_scatter_list(ctx: RankContext, given: Tensor, numel: int) -> str:
+    output = torch.full((numel,), torch.nan, device=ctx.device)
+    dist.reduce_scatter(output, list(given.split(numel)), group=ctx.process_group)
+    return _wrong(output, _part(ctx, numel, 0) * ctx.world_size + _PERIOD * sum(range(ctx.world_size)))
+
+
+def _all_to_all_list(ctx: RankContext, given: Tensor, numel: int) -> str:
+    outputs = _rooms(ctx, numel)
+    dist.all_to_all(outputs, list(given.split(numel)), group=ctx.process_group)
+    return first_wrong(*(_wrong(one, _part(ctx, numel, rank)) for rank, one in enumerate(outputs)))
+
+
 def _all_gather(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((size * numel,), torch.nan, device=ctx.device)
@@ -85,16 +131,14 @@ def _reduce_scatter(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((numel,), torch.nan, device=ctx.device)
     named(dist, "reduce_scatter_single", "reduce_scatter_tensor")(output, given, group=ctx.process_group)
-    mine = _values(ctx, size * numel, 0)[ctx.rank * numel : (ctx.rank + 1) * numel]
-    return _wrong(output, mine * size + _PERIOD * sum(range(size)))
+    return _wrong(output, _part(ctx, numel, 0) * size + _PERIOD * sum(range(size)))
 
 
 def _all_to_all(ctx: RankContext, given: Tensor, numel: int) -> str:
     size = ctx.world_size
     output = torch.full((size * numel,), torch.nan, device=ctx.device)
     dist.all_to_all_single(output, given, group=ctx.process_group)
-    places = slice(ctx.rank * numel, (ctx.rank + 1) * numel)
-    return _wrong(output, torch.cat([_values(ctx, size * numel, rank)[places] for rank in range(size)]))
+    return _wrong(output, torch.cat([_part(ctx, numel, rank) for rank in range(size)]))
 
 
 def _send_recv(ctx: RankContext, given: Tensor, numel: int) -> str:
@@ -113,8 +157,14 @@ def _send_recv(ctx: RankContext, given: Tensor, numel: int) -> str:
 _OPERATIONS: Mapping[str, tuple[Callable[[RankContext, Tensor, int], str], bool]] = {
     "all_reduce": (_all_reduce, False),
     "broadcast": (_broadcast, False),
+    "reduce": (_reduce, False),
+    "all_gather": (_all_gather_list, False),
     "all_gather_single": (_all_gather, False),
+    "gather": (_gather, False),
+    "scatter": (_scatter, True),
+    "reduce_scatter": (_reduce_scatter_list, True),
     "reduce_scatter_single": (_reduce_scatter, True),
+    "all_to_all": (_all_to_all_list, True),
     "all_to_all_single": (_all_to_all, True),
     "send_recv": (_send_recv, False),
 }
