@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -207,26 +207,35 @@ _SELF = ("isend and irecv to oneself", "send to oneself")
 
 @judged("messages_to_oneself", always(*_SELF))
 def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send to oneself: isend and irecv work or raise, send raises; nothing hangs or dies."""
+    """Send to oneself: isend and irecv work or raise, send raises; nothing hangs or dies.
 
-    def asynchronous() -> str:
+    In a group of its own: a message that was sent and not received may be taken for a later one.
+    """
+
+    def asynchronous(group: Any) -> str:
         room = _room(ctx)
-        try:
-            works = [_isend(ctx, _message(ctx, ctx.rank, ctx.rank), ctx.rank), _irecv(ctx, room, ctx.rank)]
-            for work in works:
-                work.wait()
-        except Exception:
-            return ""
+        works: list[Any] = [
+            dist.isend(_message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank),
+            dist.irecv(room, group=group, group_src=ctx.rank),
+        ]
+        for work in works:
+            work.wait()
         return _wrong(ctx, room, ctx.rank)
 
-    def synchronous() -> str:
-        try:
-            dist.send(_message(ctx, ctx.rank, ctx.rank), group=ctx.process_group, group_dst=ctx.rank)
-        except Exception:
-            return ""
+    def synchronous(group: Any) -> str:
+        dist.send(_message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank)
         return "raised nothing"
 
-    return {_SELF[0]: asynchronous, _SELF[1]: synchronous}
+    def apart(trial: Callable[[Any], str]) -> str:
+        group = dist.new_group()
+        try:
+            return trial(group)
+        except Exception:
+            return ""
+        finally:
+            dist.destroy_process_group(group)
+
+    return {_SELF[0]: partial(apart, asynchronous), _SELF[1]: partial(apart, synchronous)}
 
 
 _WAITING = (

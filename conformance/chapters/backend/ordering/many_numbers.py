@@ -16,6 +16,8 @@ from conformance.scenario import Scenario
 
 #: More than a counter of 16 bits holds, with a sign or without.
 _NUM_COUNTED, _NUM_AT_ONCE = 2**16 + 100, 50
+#: After so many a rank says that it goes on: a slow backend may take a minute for all of them.
+_NUM_IN_A_PHASE = 100 * _NUM_AT_ONCE
 #: Of so many lots of collectives one has elements, and those where a counter ends: the others take less time.
 _ONE_OF, _ENDS = {"all_reduce": 8, "broadcast": 4}, tuple(2**bits for bits in range(8, 17))
 
@@ -50,8 +52,17 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
             got.copy_(expected + ctx.rank)
             expected.mul_(ctx.world_size).add_(sum(range(ctx.world_size)))
 
+    (name,) = _counted(ctx.scenario)
+
     def counted() -> str:
-        for first in range(0, _NUM_COUNTED, _NUM_AT_ONCE):
+        for first in range(0, _NUM_COUNTED, _NUM_IN_A_PHASE):
+            with ctx.phase(f"{name}, from the {first:,}th on"):
+                if wrong := some(range(first, min(first + _NUM_IN_A_PHASE, _NUM_COUNTED), _NUM_AT_ONCE)):
+                    return wrong
+        return ""
+
+    def some(lots: range) -> str:
+        for first in lots:
             has_elements = _has_elements(operation, first)
             if has_elements:
                 fill(first)
@@ -65,7 +76,7 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
                 return wrong + ("; it came later, so that its Work counted as done too early" if is_early else "")
         return ""
 
-    return {_counted(ctx.scenario)[0]: counted}
+    return {name: counted}
 
 
 def _has_elements(operation: str, first: int) -> bool:
