@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 
@@ -233,6 +233,7 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
         except Exception:
             return ""
         finally:
+            told("sent to oneself", "", ctx.rank, range(ctx.world_size))  # some may still be making the group
             dist.destroy_process_group(group)
 
     return {_SELF[0]: partial(apart, asynchronous), _SELF[1]: partial(apart, synchronous)}
