@@ -52,6 +52,11 @@ class Relay(dist.ProcessGroup):
         """Return the description."""
         return self._description
 
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives there have been."""
+        number: int = self.inner._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        return number
+
     def get_group_store(self) -> Store:
         """Return the store by which the ranks found each other."""
         return self.inner.get_group_store()

@@ -90,7 +90,8 @@ def operation_cells(ctx: RankContext) -> None:
                     raise
                 wrong = f"raised {type(error).__name__}: {shorten(str(error))}"
         ctx.observe(cell.describe(), wrong)
-    groups.destroy()
+    with ctx.phase("destroy_process_group, after all operations"):
+        groups.destroy()
     ctx.observe(INPUTS, changed.get(INPUTS, ""))
     ctx.observe(SURROUNDINGS, changed.get(SURROUNDINGS, ""))
     if refusable:

@@ -35,12 +35,14 @@ def mixed_calls(ctx: RankContext) -> None:
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
     calls = _sequence(ctx.scenario)
     for name in dict.fromkeys(call.cell.group for call in calls):  # all ranks make them in one order
-        groups.get(name)
+        with ctx.phase(f"new_group, for the group called {name}"):
+            groups.get(name)
     rank = _Rank(ctx, groups, calls)
     for number in range(len(calls)):
         rank.issue(number)
     rank.end_all()
-    groups.destroy()
+    with ctx.phase("destroy_process_group, after all calls"):
+        groups.destroy()
 
 
 @mixed_calls.expects

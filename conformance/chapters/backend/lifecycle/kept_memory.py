@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import weakref
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 
 from conformance.programs.judged import Trial, judged
 from conformance.programs.operations.calls import issue, wait_for_device
@@ -22,39 +24,58 @@ from conformance.waiting.kept_waiting import own_seconds
 _NUMEL, _NUM_CALLS = 65_536, 100
 #: Of tensors that the caller has dropped a backend may keep so many: those of a few calls before.
 _MOST_KEPT = 20
+#: So many more descriptors and threads together may a backend have that made some of them late.
+_MOST_HANDLES = 10
+#: So many calls at most are under way that nobody waits for.
+_NUM_IN_FLIGHT = 5
 #: A backend that lets go in a thread of its own has so long to do it.
 _PATIENCE_S = 2.0
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
     operation = scenario.arguments["operation"]
-    return (f"tensors that {operation} keeps", f"memory that {operation} keeps")
+    return (
+        f"tensors that {operation} keeps",
+        f"memory that {operation} keeps",
+        f"descriptors and threads that {operation} leaves",
+    )
 
 
 @judged("kept_memory", _names)
 def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
-    """Call `operation` many times with new tensors, and drop them; count those alive, and what the process grew by."""
+    """Call `operation` many times with new tensors, and drop them; count those alive, and what the process grew by.
+
+    Works are waited for, or their futures are, or nobody waits for them but the barrier behind every few calls.
+    """
     cell, place = Cell(ctx.arguments["operation"], lifetime="wait", numel=_NUMEL), Place(ctx.rank, ctx.world_size)
-    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0}
+    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0, "handles": 0}
 
     def made(blocks: tuple[Blocks, ...]) -> list[torch.Tensor]:
         return [torch.ones(truth.shape(one), device=ctx.device) for one in blocks]
 
-    def call() -> list[weakref.ref[torch.Tensor]]:
+    def call(number: int) -> list[weakref.ref[torch.Tensor]]:
         inputs = made(cell.what.inputs(place))
         outputs = inputs if cell.what.in_place and inputs else made(cell.what.outputs(place))
-        for work in issue(cell, ctx.process_group, None, place, inputs, outputs).works:
+        works = issue(cell, ctx.process_group, None, place, inputs, outputs).works
+        for work in works if number % 3 == 0 or cell.what.of_pairs else ():
             work.wait()
+        for work in works if number % 3 == 1 and not cell.what.of_pairs else ():
+            with contextlib.suppress(RuntimeError):  # that there is one is for others to ask
+                work.get_future().wait()
+        del works
+        if number % _NUM_IN_FLIGHT == 0:
+            dist.barrier(group=ctx.process_group)
         wait_for_device()  # which may keep memory until the host does
         tensors = inputs if inputs is outputs else [*inputs, *outputs]
         found["sent"] += sum(one.nbytes for one in tensors)
         return [weakref.ref(one) for one in tensors]
 
     def tensors() -> str:
-        for _ in range(_NUM_CALLS // 2):
-            call()
-        before, found["sent"] = _resident(), 0
-        references = [one for _ in range(_NUM_CALLS) for one in call()]
+        for number in range(_NUM_CALLS // 2):
+            call(number)
+        before, had, found["sent"] = _resident(), _handles(), 0
+        references = [one for number in range(_NUM_CALLS) for one in call(number)]
+        dist.barrier(group=ctx.process_group)
         most = _MOST_KEPT * len(references) // _NUM_CALLS
         alive = len(references)
         for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
@@ -62,7 +83,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
             alive = sum(one() is not None for one in references)
             if alive <= most:
                 break
-        found["bytes"] = _resident() - before
+        found.update(bytes=_resident() - before, handles=_handles() - had)
         return "" if alive <= most else f"{alive} of {len(references)} tensors live on that the caller has dropped"
 
     def memory() -> str:
@@ -70,8 +91,16 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         enough = grown <= sent // 4
         return "" if enough else f"the process grew by {grown} bytes in {_NUM_CALLS} calls with {sent} bytes of tensors"
 
-    called, kept = _names(ctx.scenario)
-    return {called: tensors, kept: memory}
+    def handles() -> str:
+        more = found["handles"]
+        return "" if more <= _MOST_HANDLES else f"{more} more descriptors and threads than {_NUM_CALLS} calls before"
+
+    return dict(zip(_names(ctx.scenario), (tensors, memory, handles), strict=True))
+
+
+def _handles() -> int:
+    """Return how many descriptors and threads the process has."""
+    return len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task"))
 
 
 def _resident() -> int:

@@ -57,6 +57,26 @@ def keeps_tensors(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     return call(tensors, *options)
 
 
+@spoils("reduce")
+def keeps_what_nobody_waits_for(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a reduce keeps its tensors until somebody waits for its Work."""
+    _kept.append(tensors[0])
+
+    class Waited(WorkAround):
+        def wait(self, *timeout: Any) -> bool:
+            _kept[:] = [one for one in _kept if one is not tensors[0]]
+            return super().wait(*timeout)
+
+    return Waited(call(tensors, *options))
+
+
+@spoils("gather")
+def keeps_a_descriptor_of_gathers(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: each gather opens a descriptor that nobody closes."""
+    os.open("/dev/null", os.O_RDONLY)
+    return call(*args)
+
+
 @spoils("allgather")
 def keeps_copies(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
     """BUG: an all_gather keeps a copy of what it sent and got."""

@@ -238,3 +238,17 @@ def gathers_what_is_being_scattered(group: Any, call: Any, output: Any, sent: An
     if staged is not None and staged.dtype == sent.dtype and staged.numel() >= sent.numel():
         sent = staged[: sent.numel()].view(sent.shape)
     return call(output, sent, *options)
+
+
+@of_class
+class counts_parts_on_one_rank(Relay):
+    """BUG: rank 0 counts the parts of a coalesced all_reduce one by one, and the others count the call."""
+
+    more = 0
+
+    def allreduce_coalesced(self, tensors: Any, *options: Any) -> Any:
+        self.more += len(tensors) - 1 if self.rank() == 0 else 0
+        return self.inner.allreduce_coalesced(tensors, *options)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return super()._get_sequence_number_for_group() + self.more

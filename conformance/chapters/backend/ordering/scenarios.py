@@ -23,6 +23,7 @@ def scenarios() -> Iterator[Scenario]:
             arguments={"trials": [OWN_ORDER, THREADS]},
         )  # fmt: skip
         yield from _grid("ORD-04", "ring", "several_groups", world_size, arguments={"trials": [RING]})
+        yield from _grid("ORD-10", "sequence-numbers", "sequence_numbers", world_size)
         yield from _grid("ORD-08", "barriers", "barriers", world_size)
     pairs = every_cell(OPERATIONS, ["float32"], beside=tuple(OPERATIONS), neighbour="alike-in-flight", lifetime="wait")
     yield from _grid.cells("ORD-02", pairs, 3, slug="beside", together=True)
