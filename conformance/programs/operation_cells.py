@@ -22,7 +22,7 @@ from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.lifetimes import Patience, complete
-from conformance.programs.operations.memory import Arena, same_bits
+from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
@@ -262,7 +262,7 @@ class _Trial:
         """Use the tensors for something else, as a caller may; `keeps`: but not those with the results."""
         if self._cell.lifetime == "dropped" and self._cell.what.of_pairs:
             return  # a barrier waits for no message
-        shares = self._cell.in_place or self._cell.what.in_place
+        shares = self._cell.in_place or self._cell.what.in_place or self._cell.reads == WITH_OUTPUTS
         for one in [*inputs, *outputs] if not keeps else [] if shares else inputs:
             one.write_over()
 
@@ -274,7 +274,12 @@ class _Trial:
         def arenas(tensors: tuple[Blocks, ...], layout: str) -> list[Arena]:
             return Arena.list_of([truth.shape(blocks) for blocks in tensors], dtype, layout, self._device)
 
-        inputs = arenas(what.inputs(place), cell.reads)
+        number, outputs = len(what.inputs(place)), list[Arena]()
+        if cell.reads == WITH_OUTPUTS:
+            both = arenas((*what.inputs(place), *what.outputs(place)), "in-one-piece")
+            inputs, outputs = both[:number], both[number:]
+        else:
+            inputs = arenas(what.inputs(place), cell.reads)
         for one, blocks in zip(inputs, what.inputs(place), strict=True):
             one.fill(truth.sent(blocks).to(self._device))
         if what.in_place and cell.path != "functional":
@@ -282,7 +287,7 @@ class _Trial:
             return inputs, inputs or arenas(what.outputs(place), cell.writes)
         if what.in_place and not inputs:  # the functional broadcast takes a tensor on every rank
             inputs = arenas(what.outputs(place), cell.reads)
-        outputs = arenas(what.outputs(place), cell.writes)
+        outputs = outputs or arenas(what.outputs(place), cell.writes)
         return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
 
     def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:

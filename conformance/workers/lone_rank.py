@@ -36,6 +36,7 @@ def _main(backend: str, rank: int, world_size: int, device: str, folder: Path, l
         store = FileStore(f"{folder}/rendezvous{life}", world_size)
         group = init_process_group(get_backend(backend), None, store=store, rank=rank, world_size=world_size)
         for each in (group, dist.new_group()) if life < lives else (group,):
+            dist.all_reduce(torch.ones(3, device=device), group=each, async_op=True)  # for which nobody waits
             tensor = torch.ones(3, device=device)
             dist.all_reduce(tensor, group=each)
             if tensor.tolist() != [float(world_size)] * 3:

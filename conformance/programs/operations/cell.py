@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
 from conformance.programs.operations.description import OPERATIONS, Operation, Place, lengths
-from conformance.programs.operations.memory import OF_LISTS, shaped
+from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS, shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -132,6 +132,8 @@ class Cell:
             layout in OF_LISTS and len(tensors(Place(0, 2))) < 2
             for layout, tensors in ((self.reads, what.inputs), (self.writes, what.outputs))
         ):
+            return False
+        if self.reads == WITH_OUTPUTS and (what.in_place or self.writes != "contiguous"):
             return False
         if self.form != "flat" and {self.reads, self.writes} != {"contiguous"}:
             return False

@@ -19,6 +19,8 @@ LAYOUTS = (
 )  # fmt: skip
 #: How the tensors of a list lie: in one piece, in their order or backwards, or all but the last one in one piece.
 OF_LISTS = ("backwards", "in-one-piece", "all-but-the-last")
+#: How inputs lie that are parts of the same buffer as the outputs, before these.
+WITH_OUTPUTS = "in-one-buffer-with-the-output"
 #: So many elements lie before and after every tensor.
 _GUARD = 64
 

@@ -246,3 +246,14 @@ def looks_at_the_first_two_slots(group: Any, call: Any, outputs: Any, inputs: An
             slots[-1].copy_(kept)
         return work
     return call(outputs, inputs, *options)
+
+
+@spoils("all_gather_single")
+def takes_inputs_for_their_slots(group: Any, call: Any, output: Tensor, sent: Tensor, *options: Any) -> Any:
+    """BUG: an input in the memory of the output is taken for this rank's slot of it, which is therefore not written."""
+    slot = output.view(-1).narrow(0, group.rank() * sent.numel(), sent.numel())
+    before = slot.clone()
+    work = finished(call(output, sent, *options))
+    if sent.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() and slot.data_ptr() != sent.data_ptr():
+        slot.copy_(before)
+    return work

@@ -9,7 +9,7 @@ from conformance.chapters.backend.layouts.long_tensors import OPERATIONS_OF_LONG
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
-from conformance.programs.operations.memory import OF_LISTS
+from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("layouts")
@@ -62,6 +62,8 @@ def scenarios() -> Iterator[Scenario]:
         for path in ("public", "group")
     ]
     yield from _grid.cells("LAY-14", cells, 2, 3)
+    beside = {"reads": WITH_OUTPUTS, "root": (0, 1), "path": ("public", "group")}
+    yield from _grid.cells("LAY-15", every_cell(OPERATIONS, _DTYPES, numel=(6, 257), **beside), 2, 3)
     cells = every_cell(OPERATIONS, _DTYPES, numel=(1, 6, 257), root=1, in_place=True)
     yield from _grid.cells("LAY-09", cells, 2, 3, 4)
     for world_size in (2, 3):

@@ -6,6 +6,8 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
+from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import own_seconds
 
@@ -88,6 +91,33 @@ def _counts() -> dict[str, int]:
 def _resident() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_LEAVER = tuple(f"a message of {numel} elements of a rank that then destroys its group" for numel in (5, 20_000))
+#: So long the receiver waits for the sender to leave, who may wait for the receiver.
+_LEAVES = timedelta(seconds=0.3)
+
+
+@judged("message_of_a_leaver", always(*_LEAVER))
+def message_of_a_leaver(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send from rank 0, which waits for that and destroys the group, to rank 1, which receives late."""
+
+    def left(numel: int) -> str:
+        board, group = Board("leaver"), dist.new_group()
+        wrong, values = "", torch.arange(numel, dtype=torch.float32, device=ctx.device)
+        dist.all_reduce(values.clone(), group=group)
+        if ctx.rank == 0:
+            dist.send(values, group=group, group_dst=1)
+        elif ctx.rank == 1:
+            board.lacking(["left"], _LEAVES)
+            room = torch.full_like(values, -1.0)
+            dist.recv(room, group=group, group_src=0)
+            wrong = "" if torch.equal(room, values) else f"{int((room != values).sum())} of {numel} elements are wrong"
+        dist.destroy_process_group(group)
+        board.put("left")
+        return wrong
+
+    return {name: partial(left, numel) for name, numel in zip(_LEAVER, (5, 20_000), strict=True)}
 
 
 _ENDS = (

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, of_class, spoils
 
 
 @of_class
@@ -180,3 +180,36 @@ class wants_every_wait(Relay):
         if self._num_unwaited > 0:
             raise RuntimeError("a Work was never waited for")
         super().shutdown()
+
+
+@of_class
+class drops_what_is_buffered(Relay):
+    """BUG: a short message counts as sent once it is buffered, and the buffer goes with the group."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._buffered: list[Any] = []
+
+    def send(self, tensors: Any, target: int, tag: int) -> Any:
+        if tensors[0].nbytes > 4096:
+            return self.inner.send(tensors, target, tag)
+        copy = [tensors[0].clone()]
+        self._buffered.append((copy, self.inner.send(copy, target, tag)))
+        return WorkDone()
+
+    def shutdown(self) -> None:
+        self.inner.abort()
+
+
+@spoils("allreduce")
+def waits_for_every_waiter(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a process whose Works nobody has waited for does not end."""
+    waited = threading.Event()
+
+    class Waited(WorkAround):
+        def wait(self, *timeout: Any) -> bool:
+            waited.set()
+            return super().wait(*timeout)
+
+    threading.Thread(target=waited.wait).start()
+    return Waited(call(*args))

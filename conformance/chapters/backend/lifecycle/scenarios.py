@@ -21,4 +21,5 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid("LIFE-10", "anew", "begins_anew", 2, deadline_s=60.0)
     for world_size in (2, 3):
         yield from _grid("LIFE-05", "leaks", "leaks", world_size, also=("LIFE-06",), deadline_s=30.0)
+        yield from _grid("LIFE-02", "message-of-a-leaver", "message_of_a_leaver", world_size, needs=("send_recv",))
         yield from _grid("LIFE-02", "ends", "ends_of_groups", world_size, also=("LIFE-04", "LIFE-09"))

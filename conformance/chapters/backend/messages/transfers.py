@@ -2,88 +2,36 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.chapters.backend.messages.message import (
+    NUM_MESSAGES,
+    first_of,
+    irecv,
+    isend,
+    message,
+    numel_of,
+    peers,
+    room_for,
+    wrong_message,
+)
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.hearsay import Board, told
-from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
-_SHORT = 5
 _NUM_IN_ORDER = 8
 #: So long that backends ask the receiver before they send it.
 _STAGED = 30_000
-#: So many messages are told from each other.
-_NUM_MESSAGES = 100
+#: 4 MB.
+_LONG = 1_000_000
 _PATIENCE = timedelta(seconds=3)
-_WRITTEN_OVER = -2.0
-
-
-def _numel(ctx: RankContext) -> int:
-    """Return the argument `numel`: of how many elements messages are whose trial names no size."""
-    return int(ctx.arguments.get("numel", _SHORT))
-
-
-def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int | None = None) -> Tensor:
-    """Return what `source` sends to `target` as its message `number`."""
-    whole = torch.arange(numel or _numel(ctx)) % 50 + 1000 * source + 100 * target + 10_000 * number
-    return whole.float().to(ctx.device)
-
-
-def _room(ctx: RankContext, numel: int | None = None) -> Tensor:
-    return torch.full((numel or _numel(ctx),), -1.0, device=ctx.device)
-
-
-def _wrong(ctx: RankContext, got: Tensor, source: int, number: int = 0) -> str:
-    """Return what is wrong with a message that this rank got from `source`, and which one it is instead."""
-    # What came is looked at once: a receive that was done too early may write meanwhile.
-    room, got = got, got.clone()
-    wanted = _message(ctx, source, ctx.rank, number, got.numel())
-    if torch.equal(got, wanted):
-        return ""
-    if comes_late(lambda: torch.equal(room, wanted)):
-        return f"message {number} of rank {source}: the right value came later: recv returned too early"
-    number_wrong = int((got != wanted).sum())
-    if bool((got[got != wanted] == _WRITTEN_OVER).all()):
-        return f"{number_wrong} of {got.numel()} elements are what the sender wrote there once its send had come back"
-    head = got[:_SHORT]  # which tells messages from each other
-    for other in range(ctx.world_size):
-        for target in range(ctx.world_size):
-            for which in range(_NUM_MESSAGES):
-                if torch.equal(head, _message(ctx, other, target, which, len(head))) and torch.equal(
-                    got, _message(ctx, other, target, which, len(got))
-                ):
-                    came = f"message {which} of rank {other} for rank {target}"
-                    return f"expected message {number} of rank {source} for rank {ctx.rank}, got {came}"
-    if bool((got == -1).all()):
-        return f"message {number} of rank {source} was not written"
-    return f"of message {number} of rank {source} {number_wrong} of {got.numel()} elements are wrong"
-
-
-def _first_of(clauses: Iterable[str]) -> str:
-    """Return the first that says that something is wrong; those behind it are not asked for, since each takes time."""
-    return next(filter(None, clauses), "")
-
-
-def _peers(ctx: RankContext) -> list[int]:
-    return [rank for rank in range(ctx.world_size) if rank != ctx.rank]
-
-
-def _isend(ctx: RankContext, tensor: Tensor, target: int, tag: int = 0) -> Any:
-    return dist.isend(tensor, group=ctx.process_group, group_dst=target, tag=tag)
-
-
-def _irecv(ctx: RankContext, tensor: Tensor, source: int | None, tag: int = 0) -> Any:
-    return dist.irecv(tensor, group=ctx.process_group, group_src=source, tag=tag)
 
 
 _PAIRS = tuple(f"isend and irecv of all pairs at once, {numel} element{'s' * (numel > 1)}" for numel in _SIZES)
@@ -94,13 +42,13 @@ def all_pairs(ctx: RankContext) -> Mapping[str, Trial]:
     """Send from every rank to every other at once, in several sizes."""
 
     def exchange(numel: int) -> str:
-        sent = [_message(ctx, ctx.rank, peer, 0, numel) for peer in _peers(ctx)]
-        rooms = [_room(ctx, numel) for _ in _peers(ctx)]
-        works = [_isend(ctx, tensor, peer) for tensor, peer in zip(sent, _peers(ctx), strict=True)]
-        works += [_irecv(ctx, room, peer) for room, peer in zip(rooms, _peers(ctx), strict=True)]
+        sent = [message(ctx, ctx.rank, peer, 0, numel) for peer in peers(ctx)]
+        rooms = [room_for(ctx, numel) for _ in peers(ctx)]
+        works = [isend(ctx, tensor, peer) for tensor, peer in zip(sent, peers(ctx), strict=True)]
+        works += [irecv(ctx, room, peer) for room, peer in zip(rooms, peers(ctx), strict=True)]
         for work in works:
             work.wait()
-        return _first_of(_wrong(ctx, room, peer) for room, peer in zip(rooms, _peers(ctx), strict=True))
+        return first_of(wrong_message(ctx, room, peer) for room, peer in zip(rooms, peers(ctx), strict=True))
 
     return {name: partial(exchange, numel) for name, numel in zip(_PAIRS, _SIZES, strict=True)}
 
@@ -115,21 +63,21 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
 
     def several(*, backwards: bool) -> str:
         # Waited for in their order every other one is long: a short one may not overtake it.
-        sizes = [_numel(ctx) if backwards or number % 2 else _STAGED for number in range(_NUM_IN_ORDER)]
-        sent = [_message(ctx, ctx.rank, following, number, numel) for number, numel in enumerate(sizes)]
-        rooms = [_room(ctx, numel) for numel in sizes]
-        works = [_isend(ctx, tensor, following) for tensor in sent] + [_irecv(ctx, room, previous) for room in rooms]
+        sizes = [numel_of(ctx) if backwards or number % 2 else _STAGED for number in range(_NUM_IN_ORDER)]
+        sent = [message(ctx, ctx.rank, following, number, numel) for number, numel in enumerate(sizes)]
+        rooms = [room_for(ctx, numel) for numel in sizes]
+        works = [isend(ctx, tensor, following) for tensor in sent] + [irecv(ctx, room, previous) for room in rooms]
         for work in reversed(works) if backwards else works:
             work.wait()
-        return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
     def chain() -> str:
-        room = _room(ctx)
+        room = room_for(ctx)
         if ctx.rank > 0:
             dist.recv(room, group=ctx.process_group, group_src=previous)
         if ctx.rank < ctx.world_size - 1:
-            dist.send(_message(ctx, ctx.rank, following), group=ctx.process_group, group_dst=following)
-        return _wrong(ctx, room, previous) if ctx.rank > 0 else ""
+            dist.send(message(ctx, ctx.rank, following), group=ctx.process_group, group_dst=following)
+        return wrong_message(ctx, room, previous) if ctx.rank > 0 else ""
 
     return {
         _ORDER[0]: lambda: several(backwards=False), _ORDER[1]: lambda: several(backwards=True), _ORDER[2]: chain,
@@ -149,13 +97,13 @@ def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def reverse() -> str:
-        rooms = [_room(ctx) for _ in _OF_TAGS]
-        receipts = [_irecv(ctx, rooms[number], previous, _OF_TAGS[number]) for number in reversed(range(4))]
-        messages = [_message(ctx, ctx.rank, following, number) for number in range(4)]
-        sends = [_isend(ctx, message, following, tag) for message, tag in zip(messages, _OF_TAGS, strict=True)]
+        rooms = [room_for(ctx) for _ in _OF_TAGS]
+        receipts = [irecv(ctx, rooms[number], previous, _OF_TAGS[number]) for number in reversed(range(4))]
+        messages = [message(ctx, ctx.rank, following, number) for number in range(4)]
+        sends = [isend(ctx, message, following, tag) for message, tag in zip(messages, _OF_TAGS, strict=True)]
         for work in sends + receipts:
             work.wait()
-        return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
     return {_TAGS[0]: reverse}
 
@@ -166,13 +114,13 @@ def _from_anybody(ctx: RankContext, group: Any, members: list[int], tag: int = 0
     if ctx.rank not in members:
         return ""
     if ctx.rank != last:
-        dist.send(_message(ctx, ctx.rank, last), dst=last, group=group, tag=tag)
+        dist.send(message(ctx, ctx.rank, last), dst=last, group=group, tag=tag)
         return ""
     found, clauses = list[int](), list[str]()
     for _ in members[:-1]:  # all of them, so that no sender waits
-        room = _room(ctx)
+        room = room_for(ctx)
         found.append(dist.recv(room, group=group, tag=tag))
-        wrong = _wrong(ctx, room, found[-1])
+        wrong = wrong_message(ctx, room, found[-1])
         clauses.append(wrong and f"recv() says {found[-1]}, and {wrong}")
     return first_wrong(*clauses, unlike("senders were", sorted(found), members[:-1]))
 
@@ -213,17 +161,17 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
     """
 
     def asynchronous(group: Any) -> str:
-        room = _room(ctx)
+        room = room_for(ctx)
         works: list[Any] = [
-            dist.isend(_message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank),
+            dist.isend(message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank),
             dist.irecv(room, group=group, group_src=ctx.rank),
         ]
         for work in works:
             work.wait()
-        return _wrong(ctx, room, ctx.rank)
+        return wrong_message(ctx, room, ctx.rank)
 
     def synchronous(group: Any) -> str:
-        dist.send(_message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank)
+        dist.send(message(ctx, ctx.rank, ctx.rank), group=group, group_dst=ctx.rank)
         return "raised nothing"
 
     def apart(trial: Callable[[Any], str]) -> str:
@@ -241,7 +189,8 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
 
 _WAITING = (
     "isend comes back before irecv is called", "isend first on both sides", "irecv first on both sides",
-    f"{_NUM_MESSAGES} isends come back before irecv is called",
+    f"{NUM_MESSAGES} isends come back before irecv is called",
+    f"isend of {_LONG:,} elements comes back before irecv is called",
 )  # fmt: skip
 
 
@@ -251,32 +200,34 @@ def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
     size = ctx.world_size
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 
-    def early(number: int) -> str:
-        board, wrong = Board(f"isend of {number}"), ""
-        works = [_isend(ctx, _message(ctx, ctx.rank, following, turn), following) for turn in range(number)]
+    def early(number: int, numel: int | None = None) -> str:
+        board, wrong = Board(f"isend of {number}, {numel}"), ""
+        sent = [message(ctx, ctx.rank, following, turn, numel) for turn in range(number)]
+        works = [isend(ctx, one, following) for one in sent]
         board.put(f"sent/{ctx.rank}")
         if board.lacking([f"sent/{rank}" for rank in range(size)], _PATIENCE):
             wrong = "some rank's isend did not come back before its peer's irecv"
-        rooms = [_room(ctx) for _ in works]
-        for work in [*(_irecv(ctx, room, previous) for room in rooms), *works]:
+        rooms = [room_for(ctx, numel) for _ in works]
+        for work in [*(irecv(ctx, room, previous) for room in rooms), *works]:
             work.wait()
-        return wrong or _first_of(_wrong(ctx, room, previous, turn) for turn, room in enumerate(rooms))
+        return wrong or first_of(wrong_message(ctx, room, previous, turn) for turn, room in enumerate(rooms))
 
     def exchange(*, receives_first: bool) -> str:
-        room = _room(ctx)
+        room = room_for(ctx)
         calls = [
-            lambda: _isend(ctx, _message(ctx, ctx.rank, following), following), lambda: _irecv(ctx, room, previous)
+            lambda: isend(ctx, message(ctx, ctx.rank, following), following), lambda: irecv(ctx, room, previous)
         ]  # fmt: skip
         works = [call() for call in (reversed(calls) if receives_first else calls)]
         for work in works:
             work.wait()
-        return _wrong(ctx, room, previous)
+        return wrong_message(ctx, room, previous)
 
     return {
         _WAITING[0]: partial(early, 1),
         _WAITING[1]: lambda: exchange(receives_first=False),
         _WAITING[2]: lambda: exchange(receives_first=True),
-        _WAITING[3]: partial(early, _NUM_MESSAGES),
+        _WAITING[3]: partial(early, NUM_MESSAGES),
+        _WAITING[4]: partial(early, 1, _LONG),
     }
 
 
@@ -296,7 +247,7 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 
     def send(target: int) -> Any:
-        return dist.P2POp(dist.isend, _message(ctx, ctx.rank, target), group=group, group_peer=target)
+        return dist.P2POp(dist.isend, message(ctx, ctx.rank, target), group=group, group_peer=target)
 
     def receive(room: Tensor, source: int) -> Any:
         return dist.P2POp(dist.irecv, room, group=group, group_peer=source)
@@ -306,36 +257,36 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
             work.wait()
 
     def ring(*, receives_first: bool) -> str:
-        room = _room(ctx)
+        room = room_for(ctx)
         operations = [send(following), receive(room, previous)]
         run(operations[::-1] if receives_first else operations)
-        return _wrong(ctx, room, previous)
+        return wrong_message(ctx, room, previous)
 
     def one_sided() -> str:
-        rooms = [_room(ctx) for _ in range(3)]
+        rooms = [room_for(ctx) for _ in range(3)]
         if ctx.rank == 0:
             run([send(1) for _ in range(3)])
         elif ctx.rank == 1:
             run([receive(room, 0) for room in rooms])
-            return _first_of(_wrong(ctx, room, 0) for room in rooms)
+            return first_of(wrong_message(ctx, room, 0) for room in rooms)
         return ""
 
     def single() -> str:
-        room = _room(ctx)
+        room = room_for(ctx)
         if ctx.rank == 0:
             run([send(1)])
         elif ctx.rank == 1:
             run([receive(room, 0)])
-            return _wrong(ctx, room, 0)
+            return wrong_message(ctx, room, 0)
         return ""
 
     def some() -> str:
         dist.barrier(group=group)
         if ctx.rank > 1:
             return ""
-        room, peer = _room(ctx), 1 - ctx.rank
+        room, peer = room_for(ctx), 1 - ctx.rank
         run([send(peer), receive(room, peer)])
-        return _wrong(ctx, room, peer)
+        return wrong_message(ctx, room, peer)
 
     return dict(
         zip(
@@ -358,22 +309,22 @@ def messages_beside(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def asked() -> str:
-        board, room = Board("asked"), _room(ctx)
-        receipt = _irecv(ctx, room, previous)
-        dist.all_reduce(_room(ctx), group=ctx.process_group)
+        board, room = Board("asked"), room_for(ctx)
+        receipt = irecv(ctx, room, previous)
+        dist.all_reduce(room_for(ctx), group=ctx.process_group)
         dist.barrier(group=ctx.process_group)
         wrong = "it is True before the message was sent" if receipt.is_completed() else ""
         board.put(f"asked/{ctx.rank}")
         board.lacking([f"asked/{following}"], _PATIENCE)  # which must not have its message before it has asked
-        sending = _isend(ctx, _message(ctx, ctx.rank, following), following)
+        sending = isend(ctx, message(ctx, ctx.rank, following), following)
         for work in (sending, receipt):
             work.wait()
-        return wrong or _wrong(ctx, room, previous)
+        return wrong or wrong_message(ctx, room, previous)
 
     def in_two_groups() -> str:
         groups = [dist.new_group() for _ in range(2)]
-        sent = [_message(ctx, ctx.rank, following, number) for number in range(2)]
-        rooms = [_room(ctx) for _ in groups]
+        sent = [message(ctx, ctx.rank, following, number) for number in range(2)]
+        rooms = [room_for(ctx) for _ in groups]
         works: list[Any] = [
             dist.isend(one, group=group, group_dst=following) for one, group in zip(sent, groups, strict=True)
         ]
@@ -383,67 +334,6 @@ def messages_beside(ctx: RankContext) -> Mapping[str, Trial]:
             work.wait()
         for group in groups:
             dist.destroy_process_group(group)
-        return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
     return dict(zip(_BESIDE, (asked, in_two_groups), strict=True))
-
-
-#: Backends send what is short at once, and ask the receiver first for what is long, or is longer than some MiB.
-_SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000, 300_000, 5_000_000))
-_DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
-#: So much later than it is sent a message is asked for.
-_LATE_S = 0.05
-
-
-@judged("messages_written_over", always(*_DONE))
-def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send from ranks of even numbers to the next ones, which ask late; write over what was sent once that is done."""
-
-    def over(how: str, numel: int) -> str:
-        if ctx.rank % 2:
-            room = _room(ctx, numel)
-            time.sleep(_LATE_S)
-            _irecv(ctx, room, ctx.rank - 1).wait()
-            return _wrong(ctx, room, ctx.rank - 1)
-        if (target := ctx.rank + 1) < ctx.world_size:
-            sent = _message(ctx, ctx.rank, target, 0, numel)
-            if how == "isend":
-                _isend(ctx, sent, target).wait()
-            else:
-                dist.send(sent, group=ctx.process_group, group_dst=target)
-            sent.fill_(_WRITTEN_OVER)
-        return ""
-
-    return {name: partial(over, *sent) for name, sent in zip(_DONE, _SENT, strict=True)}
-
-
-#: The second one comes last: what fails in it may leave messages behind.
-_MANY = ("an irecv that is waited for before the isends are", "64 isends of 256 KiB to each neighbour")
-
-
-@judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
-def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Wait for a message that comes late, and look at it; send 64 long messages at once."""
-    size = ctx.world_size
-    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
-
-    def long() -> str:
-        sent = [_message(ctx, ctx.rank, following, number, 65_536) for number in range(64)]
-        rooms = [_room(ctx, 65_536) for _ in sent]
-        works = [_irecv(ctx, room, previous) for room in rooms] + [_isend(ctx, tensor, following) for tensor in sent]
-        for work in works:
-            work.wait()
-        return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
-
-    def done() -> str:
-        room = _room(ctx, 20_000)
-        receipt = _irecv(ctx, room, previous)
-        if ctx.rank == size - 1:
-            time.sleep(0.05)
-        sending = _isend(ctx, _message(ctx, ctx.rank, following, 0, 20_000), following)
-        receipt.wait()
-        wrong = _wrong(ctx, room, previous)
-        sending.wait()
-        return wrong
-
-    return {_MANY[0]: done, _MANY[1]: long}

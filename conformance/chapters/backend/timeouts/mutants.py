@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -94,4 +95,13 @@ def hides_timeouts(group: Any, call: Any, *args: Any) -> Any:
 def is_impatient(group: Any, call: Any, *args: Any) -> Any:
     """BUG: a rank that is slow by a fifth of a second is taken for lost."""
     args[-1].timeout = timedelta(milliseconds=200)
+    return call(*args)
+
+
+@spoils("allreduce", "barrier")
+def counts_idle_time(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: the timeout of a collective counts from the end of the one before."""
+    before, group.last = getattr(group, "last", time.monotonic()), time.monotonic()
+    if group.last - before > 4:
+        args[-1].timeout = timedelta(milliseconds=100)
     return call(*args)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.chapters.backend.timeouts.waiting import CALLS
-from conformance.chapters.variants import Variant, dashed, each
+from conformance.chapters.variants import Variant, arguments, dashed, each
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
@@ -15,6 +15,8 @@ _grid = BackendGrid("timeouts")
 _NEEDS = {"recv": "send_recv"}
 #: Too long for what ends in time: the timeout, a busy machine, and a second wait.
 _DEADLINE_S = 12.0
+#: A busy machine may keep the slow rank for seconds longer.
+_IDLE = {"timeout_s": 4.0, "idle_s": 4.2, "late_s": 1.0}
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -36,3 +38,6 @@ def scenarios() -> Iterator[Scenario]:
                 yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=_DEADLINE_S)
         operations = each("operation", ("all_reduce", "barrier"))
         yield from _grid("TIME-06", "", "somebody_is_slow", world_size, operations)
+    for called in each("operation", ("all_reduce", "barrier")):
+        idle = called | arguments("idle", **_IDLE)
+        yield from _grid("TIME-06", "", "somebody_is_slow", 2, idle, deadline_s=_DEADLINE_S)

@@ -140,18 +140,25 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
 
 
 def _slow_name(scenario: Scenario) -> tuple[str, ...]:
-    return (f"{scenario.arguments['operation']} with a rank that is slow, within the timeout",)
+    idle = ", in a group that has been idle for longer than that" if "idle_s" in scenario.arguments else ""
+    return (f"{scenario.arguments['operation']} with a rank that is slow, within the timeout{idle}",)
 
 
 @judged("somebody_is_slow", _slow_name)
 def somebody_is_slow(ctx: RankContext) -> Mapping[str, Trial]:
-    """Call `operation` on all ranks, on the last one late, but within the timeout."""
-    operation = str(ctx.arguments["operation"])
+    """Call `operation` on all ranks, on the last one late, but within the timeout.
+
+    With `idle_s` the group's timeout is `timeout_s`; for so long nobody calls anything after a first call.
+    """
+    operation, late_s = str(ctx.arguments["operation"]), float(ctx.arguments.get("late_s", 0.4))
 
     def slow() -> str:
-        group = dist.new_group(timeout=timedelta(seconds=_LONG_S))
+        group = dist.new_group(timeout=timedelta(seconds=float(ctx.arguments.get("timeout_s", _LONG_S))))
+        if idle_s := float(ctx.arguments.get("idle_s", 0.0)):
+            dist.barrier(group=group)
+            time.sleep(idle_s)
         if ctx.rank == ctx.world_size - 1:
-            time.sleep(0.4)
+            time.sleep(late_s)
         tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
         if operation == "barrier":
             dist.barrier(group=group)

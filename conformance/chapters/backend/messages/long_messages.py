@@ -1,0 +1,81 @@
+"""Programs about long messages, many of them, and the memory of what was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import torch.distributed as dist
+
+from conformance.chapters.backend.messages.message import (
+    WRITTEN_OVER,
+    first_of,
+    irecv,
+    isend,
+    message,
+    room_for,
+    wrong_message,
+)
+from conformance.programs.judged import Trial, always, judged
+from conformance.programs.rank_context import RankContext
+
+#: Backends send what is short at once, and ask the receiver first for what is long, or is longer than some MiB.
+_SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000, 300_000, 5_000_000))
+_DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
+#: So much later than it is sent a message is asked for.
+_LATE_S = 0.05
+
+
+@judged("messages_written_over", always(*_DONE))
+def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send from ranks of even numbers to the next ones, which ask late; write over what was sent once that is done."""
+
+    def over(how: str, numel: int) -> str:
+        if ctx.rank % 2:
+            room = room_for(ctx, numel)
+            time.sleep(_LATE_S)
+            irecv(ctx, room, ctx.rank - 1).wait()
+            return wrong_message(ctx, room, ctx.rank - 1)
+        if (target := ctx.rank + 1) < ctx.world_size:
+            sent = message(ctx, ctx.rank, target, 0, numel)
+            if how == "isend":
+                isend(ctx, sent, target).wait()
+            else:
+                dist.send(sent, group=ctx.process_group, group_dst=target)
+            sent.fill_(WRITTEN_OVER)
+        return ""
+
+    return {name: partial(over, *sent) for name, sent in zip(_DONE, _SENT, strict=True)}
+
+
+#: The second one comes last: what fails in it may leave messages behind.
+_MANY = ("an irecv that is waited for before the isends are", "64 isends of 256 KiB to each neighbour")
+
+
+@judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
+def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
+    """Wait for a message that comes late, and look at it; send 64 long messages at once."""
+    size = ctx.world_size
+    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
+
+    def long() -> str:
+        sent = [message(ctx, ctx.rank, following, number, 65_536) for number in range(64)]
+        rooms = [room_for(ctx, 65_536) for _ in sent]
+        works = [irecv(ctx, room, previous) for room in rooms] + [isend(ctx, tensor, following) for tensor in sent]
+        for work in works:
+            work.wait()
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
+
+    def done() -> str:
+        room = room_for(ctx, 20_000)
+        receipt = irecv(ctx, room, previous)
+        if ctx.rank == size - 1:
+            time.sleep(0.05)
+        sending = isend(ctx, message(ctx, ctx.rank, following, 0, 20_000), following)
+        receipt.wait()
+        wrong = wrong_message(ctx, room, previous)
+        sending.wait()
+        return wrong
+
+    return {_MANY[0]: done, _MANY[1]: long}
