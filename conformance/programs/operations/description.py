@@ -70,6 +70,11 @@ class Operation:
     of_pairs: bool = False
     coalesced: bool = False
 
+    def needs_rank(self, place: Place, rank: int) -> bool:
+        """Whether what a rank gets at `place` holds something of `rank`, so that it cannot be done before that came."""
+        blocks = [block for blocks in self.outputs(place) for block in blocks]
+        return any(block.length > 0 and block.source in (SUMMED, rank) for block in blocks)
+
 
 def _mine(place: Place) -> tuple[Blocks, ...]:
     return ((Block(place.rank),),)

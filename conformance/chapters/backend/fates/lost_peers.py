@@ -18,7 +18,7 @@ from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.calls import Issued, issue
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
-from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Blocks, Place
+from conformance.programs.operations.description import OPERATIONS, Blocks, Place
 from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth, wrong_values
 from conformance.programs.operations.lifetimes import Patience, complete
@@ -202,8 +202,7 @@ class _Call:
         """Whether this rank cannot have got its result without what `rank` sends."""
         if self._name == "barrier":
             return True
-        blocks = [block for blocks in self._cell.what.outputs(self._place) for block in blocks]
-        return any(_is_from(block, rank) for block in blocks)
+        return self._cell.what.needs_rank(self._place, rank)
 
     def issue(self) -> None:
         """Call the operation; without async_op, that waits."""
@@ -231,7 +230,3 @@ class _Call:
     def found(self) -> str:
         """Return what the results hold, for a sentence."""
         return self.wrong() or "it holds what would be right"
-
-
-def _is_from(block: Block, rank: int) -> bool:
-    return block.length > 0 and block.source in (SUMMED, rank)

@@ -24,11 +24,6 @@ from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.waiting.kept_waiting import own_seconds
 
-#: Operations that no rank can finish before every rank has come.
-OF_ALL = (
-    "all_reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single", "all_to_all",
-    "all_to_all_single", "all_reduce_coalesced",
-)  # fmt: skip
 #: The last rank waits so long for the others to ask; who has not asked by then is still in the call.
 _PATIENCE = timedelta(seconds=3)
 #: So late the last rank comes where the others are to have added a callback before.
@@ -45,25 +40,35 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
     speaks_for={"the call of*": ("WORK-18",), "is_completed() of*": ("WORK-02",)},
 )  # fmt: skip
 def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
-    """Issue `operation` on all ranks but the last, which comes when the others have asked their Works, or too late."""
+    """Issue `operation` on all ranks but the last, which comes when the others have asked their Works, or too late.
+
+    Those that get nothing of the last rank may be done before it comes.
+    """
     board, last = Board("early"), ctx.world_size - 1
     seen: dict[str, str] = {"call": "", "asked": ""}
 
     def call() -> str:
-        cell = Cell(ctx.arguments["operation"], "int64", lifetime="wait")
-        place, truth = Place(ctx.rank, ctx.world_size), Truth(cell, Place(ctx.rank, ctx.world_size))
+        operation = str(ctx.arguments["operation"])
+        place = Place(ctx.rank, ctx.world_size, last if operation in ("broadcast", "scatter") else 0)
+        cell = Cell(operation, "int64", lifetime="wait", root=place.root)
+        truth = Truth(cell, place)
         inputs, outputs = _tensors(ctx, cell, truth)
         if ctx.rank == last:
             missing = board.lacking([f"asked/{rank}" for rank in range(last)], _PATIENCE)
             board.put("came")
             if missing:
-                seen["call"] = "some rank had not come back from the call when the last rank came"
+                seen["call"] = (
+                    "some rank had not come back from the call, or from is_completed(), when the last one came"
+                )
         issued = issue(cell, ctx.process_group, None, place, inputs, outputs)
         if ctx.rank != last:
+            came = board.has("came")
             early = [work.is_completed() for work in issued.works]
-            if board.has("came"):
+            if came:
                 seen["call"] = "the call came back only when the last rank had come"
-            elif not early or any(early):
+            elif board.has("came"):
+                seen["asked"] = "it came back only when the last rank had come"
+            elif cell.what.needs_rank(place, last) and (all(early) if cell.what.of_pairs else not early or any(early)):
                 seen["asked"] = "the Work was completed" if early else "there was no Work, as if it had been completed"
             board.put(f"asked/{ctx.rank}")
         for work in issued.works:

@@ -267,3 +267,10 @@ def is_done_before_it_is_read(group: Any, call: Any, tensors: Any, options: Any)
         return work
     group.__dict__.setdefault("under_way", []).append((work, tensors))
     return WorkDone()
+
+
+@spoils_work("is_completed", "broadcast")
+def asks_by_waiting(work: WorkAround, ask: Any) -> bool:
+    """BUG: is_completed() of a broadcast waits until it can say yes."""
+    work.wait()
+    return bool(ask())

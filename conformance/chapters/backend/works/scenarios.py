@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.backend.works.handles import OF_ALL
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
@@ -42,7 +41,7 @@ def scenarios() -> Iterator[Scenario]:
     used = {"numel": (9, 50_000), "root": (0, 1), "peer": "late", "lifetime": ("sync", "wait")}
     yield from _grid.cells("WORK-21", every_cell(OPERATIONS, ["float32"], **used), 2, 3)
     for world_size in (2, 3, 4):
-        for called in each("operation", OF_ALL):
+        for called in each("operation", tuple(OPERATIONS)):
             needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
             given = {"also": ("WORK-18",), "needs": needs}
             yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, **given)
