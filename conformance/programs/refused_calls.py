@@ -92,6 +92,31 @@ def _gather_single(ctx: RankContext, num_out: int, dtype: torch.dtype = torch.fl
     return call(_ones(ctx, num_out, dtype), _ones(ctx), group=ctx.process_group)
 
 
+def _all_to_all(*, into: int = 0, of: int = 0) -> Callable[[RankContext], Any]:
+    return lambda ctx: dist.all_to_all(
+        _wrong_lists(ctx, ctx.world_size + into), _wrong_lists(ctx, ctx.world_size + of), group=ctx.process_group
+    )
+
+
+# The last rank is the root, which alone passes a list.
+
+
+def _scatter(*, more: int = 0, length: int = 4, dtype: torch.dtype = torch.float32) -> Callable[[RankContext], Any]:
+    def call(ctx: RankContext) -> Any:
+        tensors = [_ones(ctx, length, dtype) for _ in range(ctx.world_size + more)]
+        return dist.scatter(_ones(ctx), tensors, group_src=ctx.world_size - 1, group=ctx.process_group)
+
+    return call
+
+
+def _gather(*, more: int = 0, length: int = 4, dtype: torch.dtype = torch.float32) -> Callable[[RankContext], Any]:
+    def call(ctx: RankContext) -> Any:
+        tensors = [_ones(ctx, length, dtype) for _ in range(ctx.world_size + more)]
+        return dist.gather(_ones(ctx), tensors, group_dst=ctx.world_size - 1, group=ctx.process_group)
+
+    return call
+
+
 CASES: Mapping[str, tuple[Mistake, ...]] = {
     "avg-of-bool": (Mistake("all_reduce AVG of bool", _all_reduce("AVG", torch.bool)),),
     "order-of-complex": tuple(
@@ -170,9 +195,28 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
         Mistake("reduce_scatter of a list that is too short",
                 lambda ctx: dist.reduce_scatter(_ones(ctx), _wrong_lists(ctx, ctx.world_size - 1),
                                                 group=ctx.process_group)),
+        Mistake("reduce_scatter of a list that is too long",
+                lambda ctx: dist.reduce_scatter(_ones(ctx), _wrong_lists(ctx, ctx.world_size + 1),
+                                                group=ctx.process_group)),
         Mistake("reduce_scatter_single of a size that does not fit",
                 lambda ctx: named(dist, "reduce_scatter_single", "reduce_scatter_tensor")(
                     _ones(ctx), _ones(ctx, 4 * ctx.world_size - 1), group=ctx.process_group)),
+    ),
+    "wrong-all-to-alls": (
+        Mistake("all_to_all of a list that is too short", _all_to_all(of=-1)),
+        Mistake("all_to_all of a list that is too long", _all_to_all(of=1)),
+        Mistake("all_to_all into a list that is too short", _all_to_all(into=-1)),
+        Mistake("all_to_all into a list that is too long", _all_to_all(into=1)),
+    ),
+    "wrong-lists-of-roots": (
+        Mistake("scatter of a list that is too short", _scatter(more=-1)),
+        Mistake("scatter of a list that is too long", _scatter(more=1)),
+        Mistake("scatter of tensors that are larger than the output", _scatter(length=5)),
+        Mistake("scatter of float64 into float32", _scatter(dtype=torch.float64)),
+        Mistake("gather into a list that is too short", _gather(more=-1)),
+        Mistake("gather into a list that is too long", _gather(more=1)),
+        Mistake("gather into tensors that are smaller than the input", _gather(length=3)),
+        Mistake("gather of float32 into float64", _gather(dtype=torch.float64)),
     ),
     "wrong-batches": (
         Mistake("batch_isend_irecv of tensors", lambda ctx: _batch([_ones(ctx)]), ("P2POp",)),

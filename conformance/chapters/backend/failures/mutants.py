@@ -84,3 +84,9 @@ def _numbered(self: Any, tensors: Any, *options: Any) -> Any:
 
 
 numbers_refused_calls.create.allreduce = _numbered  # type: ignore[attr-defined]
+
+
+@spoils("scatter")
+def leaves_out_the_rest(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a scatter takes as many tensors of a list as there are ranks, and says nothing of the others."""
+    return call(outputs, [tensors[: group.size()] for tensors in inputs], *options)
