@@ -214,7 +214,7 @@ class _Trial:
         found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
         for turn in range(self._cell.turns):
-            truth = Truth(self._cell, replace(self._place, turn=turn), turn)
+            truth = Truth(self._cell, replace(self._place, turn=turn))
             inputs, outputs = self._arenas(truth)
             results, wrong_work, wrong_beside = self._issue_and_wait(truth, inputs, outputs)
             wrong = self._wrong(truth, results) or wrong_work or wrong_beside
@@ -263,7 +263,9 @@ class _Trial:
         if self._cell.lifetime == "dropped" and self._cell.what.of_pairs:
             return  # a barrier waits for no message
         shares = self._cell.in_place or self._cell.what.in_place or self._cell.reads == WITH_OUTPUTS
-        for one in [*inputs, *outputs] if not keeps else [] if shares else inputs:
+        if keeps and shares:
+            return
+        for one in inputs if keeps else [*inputs, *outputs]:
             one.write_over()
 
     def _arenas(self, truth: Truth) -> tuple[list[Arena], list[Arena]]:
@@ -274,12 +276,11 @@ class _Trial:
         def arenas(tensors: tuple[Blocks, ...], layout: str) -> list[Arena]:
             return Arena.list_of([truth.shape(blocks) for blocks in tensors], dtype, layout, self._device)
 
-        number, outputs = len(what.inputs(place)), list[Arena]()
         if cell.reads == WITH_OUTPUTS:
             both = arenas((*what.inputs(place), *what.outputs(place)), "in-one-piece")
-            inputs, outputs = both[:number], both[number:]
+            inputs, outputs = both[: len(what.inputs(place))], both[len(what.inputs(place)) :]
         else:
-            inputs = arenas(what.inputs(place), cell.reads)
+            inputs, outputs = arenas(what.inputs(place), cell.reads), []
         for one, blocks in zip(inputs, what.inputs(place), strict=True):
             one.fill(truth.sent(blocks).to(self._device))
         if what.in_place and cell.path != "functional":

@@ -14,8 +14,8 @@ from conformance.programs.operations.data import ALL
 class Place:
     """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
 
-    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`. In another round
-    uneven splits are other ones.
+    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`. Data and uneven
+    splits are other ones in another round, which is its `turn`.
     """
 
     rank: int

@@ -6,7 +6,6 @@ Who waits for another rank does not count what the machine kept that one waiting
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,7 +18,7 @@ from conformance.waiting.kept_waiting import seconds_of
 _PATIENCE = timedelta(seconds=8)
 #: So long nobody asks whether a processor was free: most have said by then what others wait for.
 _AT_ONCE = timedelta(seconds=0.5)
-_SHORTEST_PAUSE_S, _PAUSE_S = 0.0002, 0.004
+_PAUSE_S = 0.0005
 _said: Counter[str] = Counter()
 
 
@@ -33,12 +32,9 @@ def _wait_for(keys: Sequence[str], patience: timedelta) -> bool:
     """Whether somebody has said all that these keys are for, soon enough."""
     store = dist.distributed_c10d._get_default_store()
     at_once = min(patience, _AT_ONCE)
-    ends_at, pause_s = time.monotonic() + at_once.total_seconds(), _SHORTEST_PAUSE_S
-    while time.monotonic() < ends_at:  # the store's own wait in vain takes a whole second, whatever it is given
-        if store.check(list(keys)):
-            return True
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S)
+    # The store's own wait in vain takes a whole second, whatever it is given.
+    if any(store.check(list(keys)) for _ in seconds_of((), at_once.total_seconds(), pause_s=_PAUSE_S)):
+        return True
     rest_s = (patience - at_once).total_seconds()
     return any(store.check(list(keys)) for _ in seconds_of(_processes(), rest_s, pause_s=_PAUSE_S))
 

@@ -38,11 +38,15 @@ _MOST_PLACES = 16
 
 @dataclass(frozen=True)
 class Truth:
-    """What every tensor of a cell holds, at one place and in one round. Pure."""
+    """What every tensor of a cell holds, at one place, in the place's round. Pure."""
 
     cell: Cell
     place: Place
-    turn: int = 0
+
+    @property
+    def turn(self) -> int:
+        """The round."""
+        return self.place.turn
 
     def beside(self) -> Truth:
         """Return the truth of the operation beside it, with other data and from the next rank as the root."""
@@ -50,8 +54,12 @@ class Truth:
             self.cell, operation=self.cell.beside or self.cell.operation, beside="", neighbour="none", lifetime="wait",
             peer="", root=self.cell.root + 1, turns=1,
         )  # fmt: skip
-        place = replace(self.place, root=(self.place.root + 1) % self.place.size, turn=self.place.turn + 1)
-        return Truth(cell, place, self.turn + _ROUNDS_LATER)
+        root = (self.place.root + 1) % self.place.size
+        return Truth(cell, replace(self.place, root=root, turn=self.turn + _ROUNDS_LATER))
+
+    def in_round(self, turn: int) -> Truth:
+        """Return the truth of another round."""
+        return Truth(self.cell, replace(self.place, turn=turn))
 
     def sent(self, blocks: Blocks) -> Tensor:
         """Return what an input with these blocks holds, flat."""
@@ -229,12 +237,12 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
                 there = [truth.of_rank(rank, other_block) for rank in range(size)]
                 yield f"the {cell.reduction} for rank {target}", reduced(there, cell.reduction, FACTOR)
     for turn in range(truth.turn % _ROUNDS_LATER):
-        yield f"what was right in round {turn}", Truth(cell, truth.place, turn).received((block,))
+        yield f"what was right in round {turn}", truth.in_round(turn).received((block,))
     other = truth.beside().turn if cell.neighbour.startswith("alike") else truth.turn - _ROUNDS_LATER
     if other >= 0:
         for target in {block.target, *range(size)}:
             for source in {block.source, *range(size)}:
-                held = Truth(cell, truth.place, other).received((Block(source, target, block.length),))
+                held = truth.in_round(other).received((Block(source, target, block.length),))
                 yield f"what is of the {cell.beside or 'operation'} beside it", held
     yield from _used_again(truth, block, parts)
     for root in range(size):

@@ -103,7 +103,7 @@ class _Rank:
         if call.late == self._ctx.rank:
             time.sleep(_LATE_S)
         group = self._groups.get(cell.group)
-        truth = Truth(cell, Place(group.rank(), group.size(), cell.root % group.size(), turn=number), number)
+        truth = Truth(cell, Place(group.rank(), group.size(), cell.root % group.size(), turn=number))
         before: list[int] = []
         inputs = [self._arena(truth, blocks, before, reuses=call.reuses) for blocks in cell.what.inputs(truth.place)]
         for one, blocks in zip(inputs, cell.what.inputs(truth.place), strict=True):

@@ -30,9 +30,9 @@ from conformance.scenario import Scenario
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
 #: All collectives and messages, and the barrier, which has no tensors.
 CALLED = (*OPERATIONS, "barrier")
-#: The timeout of the group that loses a rank, if no other is given, and how much later an error may come on a busy
-#: machine: after it, or after the death that is noticed at once.
-TIMEOUT_S, _LATE_S = 0.5, 4.0
+#: The timeout of the group that loses a rank; one that an error which comes at once is told from; and how much later an
+#: error may come on a busy machine.
+TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S = 0.5, 8.0, 4.0
 _LONG = timedelta(seconds=100)
 #: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
 _HEAD_START = timedelta(seconds=1)
@@ -67,8 +67,8 @@ def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
 
     Asynchronously, the others have called before; otherwise they call afterwards. Nobody waits for ever: an error that
     comes too late is told as such, and a hang ends with the scenario's deadline. Who is late is so by `late_s`, if
-    given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer comes without a timeout,
-    and that of the group is `timeout_s`.
+    given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer comes long before the
+    timeout.
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)
@@ -84,7 +84,7 @@ class _Peers:
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx, self._fate = ctx, str(ctx.arguments["fate"])
-        self._timeout_s = float(ctx.arguments.get("timeout_s", TIMEOUT_S))
+        self._timeout_s = _FAR_TIMEOUT_S if ctx.arguments.get("at_once") else TIMEOUT_S
         self._patience = timedelta(seconds=self._timeout_s + _LATE_S + 1)
         self.everybody = range(ctx.world_size)
         self._last = ctx.world_size - 1

@@ -20,8 +20,6 @@ _LOST = ("killed", "stopped", "raising", "leaving")
 _LATE_S = 3.0
 #: Too long for what ends in time, with a rank that is late by seconds on a busy machine.
 _DEADLINE_S = 15.0
-#: Told from an error that comes at once, even on a busy machine.
-_TIMEOUT_S = 8.0
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -57,7 +55,7 @@ def _of(operation: str, fate: str, calling: str, world_size: int, *, at_once: bo
     if fate == "late" and calling == "sync":
         given["late_s"] = _LATE_S
     if at_once:
-        given |= {"at_once": True, "timeout_s": _TIMEOUT_S}
+        given["at_once"] = True
     of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
     yield from _grid(
         "FATE-11" if at_once else _OF_FATES[fate],

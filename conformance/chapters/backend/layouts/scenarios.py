@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.backend.layouts.long_tensors import OPERATIONS_OF_LONG_TENSORS
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
@@ -35,9 +34,11 @@ def scenarios() -> Iterator[Scenario]:
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
-    for operation in OPERATIONS_OF_LONG_TENSORS:
+    for operation, what in OPERATIONS.items():
+        if what.coalesced:
+            continue  # which have several tensors, the longest of three times the size
         called = arguments(f"long-{dashed(operation)}", operation=operation, numel=_LONG)
-        needs = tuple(filter(None, [OPERATIONS[operation].needs]))
+        needs = tuple(filter(None, [what.needs]))
         yield from _grid("LAY-01", "", "long_tensors", 2, called, needs=needs)
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
     several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]

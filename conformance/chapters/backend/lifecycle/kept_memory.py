@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import weakref
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
+from conformance.chapters.backend.lifecycle.held import handles, resident_bytes
 from conformance.programs.judged import Trial, judged
 from conformance.programs.operations.calls import issue, wait_for_device
 from conformance.programs.operations.cell import Cell
@@ -48,7 +48,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
     Works are waited for, or their futures are, or nobody waits for them but the barrier behind every few calls.
     """
     cell, place = Cell(ctx.arguments["operation"], lifetime="wait", numel=_NUMEL), Place(ctx.rank, ctx.world_size)
-    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0, "handles": 0}
+    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0, "had": 0}
 
     def made(blocks: tuple[Blocks, ...]) -> list[torch.Tensor]:
         return [torch.ones(truth.shape(one), device=ctx.device) for one in blocks]
@@ -57,11 +57,12 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         inputs = made(cell.what.inputs(place))
         outputs = inputs if cell.what.in_place and inputs else made(cell.what.outputs(place))
         works = issue(cell, ctx.process_group, None, place, inputs, outputs).works
-        for work in works if number % 3 == 0 or cell.what.of_pairs else ():
-            work.wait()
-        for work in works if number % 3 == 1 and not cell.what.of_pairs else ():
-            with contextlib.suppress(RuntimeError):  # that there is one is for others to ask
-                work.get_future().wait()
+        for work in works:
+            if number % 3 == 0 or cell.what.of_pairs:
+                work.wait()
+            elif number % 3 == 1:
+                with contextlib.suppress(RuntimeError):  # that there is one is for others to ask
+                    work.get_future().wait()
         del works
         if number % _NUM_IN_FLIGHT == 0:
             dist.barrier(group=ctx.process_group)
@@ -73,7 +74,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
     def tensors() -> str:
         for number in range(_NUM_CALLS // 2):
             call(number)
-        before, had, found["sent"] = _resident(), _handles(), 0
+        before, found["had"], found["sent"] = resident_bytes(), sum(handles().values()), 0
         references = [one for number in range(_NUM_CALLS) for one in call(number)]
         dist.barrier(group=ctx.process_group)
         most = _MOST_KEPT * len(references) // _NUM_CALLS
@@ -83,7 +84,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
             alive = sum(one() is not None for one in references)
             if alive <= most:
                 break
-        found.update(bytes=_resident() - before, handles=_handles() - had)
+        found["bytes"] = resident_bytes() - before
         return "" if alive <= most else f"{alive} of {len(references)} tensors live on that the caller has dropped"
 
     def memory() -> str:
@@ -91,18 +92,11 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         enough = grown <= sent // 4
         return "" if enough else f"the process grew by {grown} bytes in {_NUM_CALLS} calls with {sent} bytes of tensors"
 
-    def handles() -> str:
-        more = found["handles"]
-        return "" if more <= _MOST_HANDLES else f"{more} more descriptors and threads than {_NUM_CALLS} calls before"
+    def left() -> str:
+        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+            more = sum(handles().values()) - found["had"]
+            if more <= _MOST_HANDLES:
+                return ""
+        return f"{more} more descriptors and threads than {_NUM_CALLS} calls before"
 
-    return dict(zip(_names(ctx.scenario), (tensors, memory, handles), strict=True))
-
-
-def _handles() -> int:
-    """Return how many descriptors and threads the process has."""
-    return len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task"))
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return dict(zip(_names(ctx.scenario), (tensors, memory, left), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conformance.chapters.backend.lifecycle.held import handles, resident_bytes
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.hearsay import Board
@@ -61,20 +61,20 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
 
     def left(act: Callable[[], None], most: int) -> str:
         act()
-        before = _counts()
+        before = handles()
         act()
         for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
             gc.collect()
-            more = {name: number - before[name] for name, number in _counts().items()}
+            more = {name: number - before[name] for name, number in handles().items()}
             if max(more.values()) <= most:
                 return ""
         return f"{more['descriptors']} more descriptors and {more['threads']} more threads than the time before"
 
     def memory() -> str:
         operate()
-        before = _resident()
+        before = resident_bytes()
         operate()
-        grown = _resident() - before
+        grown = resident_bytes() - before
         most = _NUM_OPERATIONS * _NUMEL  # a quarter of what the tensors had together
         return "" if grown < most else f"the process has grown by {grown} bytes in {_NUM_OPERATIONS} operations"
 
@@ -84,16 +84,8 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
     }  # fmt: skip
 
 
-def _counts() -> dict[str, int]:
-    return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-_LEAVER = tuple(f"a message of {numel} elements of a rank that then destroys its group" for numel in (5, 20_000))
+_LEFT_BEHIND = (5, 20_000)
+_LEAVER = tuple(f"a message of {numel} elements of a rank that then destroys its group" for numel in _LEFT_BEHIND)
 #: So long the receiver waits for the sender to leave, who may wait for the receiver.
 _LEAVES = timedelta(seconds=0.3)
 
@@ -117,7 +109,7 @@ def message_of_a_leaver(ctx: RankContext) -> Mapping[str, Trial]:
         board.put("left")
         return wrong
 
-    return {name: partial(left, numel) for name, numel in zip(_LEAVER, (5, 20_000), strict=True)}
+    return {name: partial(left, numel) for name, numel in zip(_LEAVER, _LEFT_BEHIND, strict=True)}
 
 
 _ENDS = (

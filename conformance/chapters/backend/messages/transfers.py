@@ -22,7 +22,8 @@ from conformance.chapters.backend.messages.message import (
     wrong_message,
 )
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
-from conformance.programs.operations.hearsay import Board, told
+from conformance.programs.operations.groups import Groups
+from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
@@ -175,14 +176,14 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
         return "raised nothing"
 
     def apart(trial: Callable[[Any], str]) -> str:
-        group = dist.new_group()
+        groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
+        group = groups.get("twin")
         try:
             return trial(group)
         except Exception:
             return ""
         finally:
-            told("sent to oneself", "", ctx.rank, range(ctx.world_size))  # some may still be making the group
-            dist.destroy_process_group(group)
+            groups.destroy()
 
     return {_SELF[0]: partial(apart, asynchronous), _SELF[1]: partial(apart, synchronous)}
 

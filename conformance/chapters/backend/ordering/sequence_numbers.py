@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.calls import named
+from conformance.programs.operations.groups import Groups
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
 
@@ -38,12 +39,11 @@ def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
         return ""
 
     def of_new_group() -> str:
-        group = dist.new_group()
+        groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
         try:
-            return counted(group)
+            return counted(groups.get("twin"))
         finally:
-            told("counted", "", ctx.rank, range(ctx.world_size))
-            dist.destroy_process_group(group)
+            groups.destroy()
 
     return {_NUMBERS[0]: lambda: counted(ctx.process_group), _NUMBERS[1]: of_new_group}
 

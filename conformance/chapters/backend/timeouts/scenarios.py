@@ -15,6 +15,7 @@ _grid = BackendGrid("timeouts")
 _NEEDS = {"recv": "send_recv"}
 #: Too long for what ends in time: the timeout, a busy machine, and a second wait.
 _DEADLINE_S = 12.0
+_SLOW = ("all_reduce", "barrier")
 #: A busy machine may keep the slow rank for seconds longer.
 _IDLE = {"timeout_s": 4.0, "idle_s": 4.2, "late_s": 1.0}
 
@@ -36,8 +37,6 @@ def scenarios() -> Iterator[Scenario]:
                 also = ("WORK-05", "WORK-07", "WORK-19") if suffix == "of-group" else ()
                 called = Variant(f"{slug}-{suffix}", arguments={"operation": operation, "whose": whose}, needs=needs)
                 yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=_DEADLINE_S)
-        operations = each("operation", ("all_reduce", "barrier"))
-        yield from _grid("TIME-06", "", "somebody_is_slow", world_size, operations)
-    for called in each("operation", ("all_reduce", "barrier")):
-        idle = called | arguments("idle", **_IDLE)
-        yield from _grid("TIME-06", "", "somebody_is_slow", 2, idle, deadline_s=_DEADLINE_S)
+        yield from _grid("TIME-06", "", "somebody_is_slow", world_size, each("operation", _SLOW))
+    idle = arguments("idle", **_IDLE)
+    yield from _grid("TIME-06", "", "somebody_is_slow", 2, each("operation", _SLOW), idle, deadline_s=_DEADLINE_S)

@@ -107,7 +107,7 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
         begun = []
         for turn in range(12):
             cell = Cell(_KINDS[turn % len(_KINDS)], "int64", numel=10 + turn, lifetime="wait")
-            truth = Truth(cell, Place(ctx.rank, ctx.world_size), turn)
+            truth = Truth(cell, Place(ctx.rank, ctx.world_size, turn=turn))
             inputs, outputs = _tensors(ctx, cell, truth)
             begun.append((truth, issue(cell, ctx.process_group, None, truth.place, inputs, outputs), outputs))
         return begun
