@@ -8,12 +8,14 @@ backend does in them.
 
 from __future__ import annotations
 
+import gc
+import socket
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from conformance.backends.backend import get_backend
 from conformance.recorder.group import init_process_group
@@ -23,7 +25,8 @@ from conformance.workers.interpreter import search_path
 def command(backend: str, rank: int, world_size: int, device: torch.device, folder: Path, lives: int = 0) -> list[str]:
     """Return the command of that process; the ranks meet in `folder`, where `exits<rank>` tells that all have summed.
 
-    So many `lives` it has before; then each ends with `destroy_process_group`, and so does the last one.
+    So many `lives` it has before; then each ends with `destroy_process_group`, and so does the last one. Before them it
+    has one alone.
 
     It finds modules where this process does.
     """
@@ -31,7 +34,23 @@ def command(backend: str, rank: int, world_size: int, device: torch.device, fold
     return ["env", f"PYTHONPATH={search_path()}", sys.executable, "-P", "-m", __name__, *arguments]
 
 
+def _live_alone(backend: str, device: str) -> None:
+    """Be a group of one that meets at a port, destroy it, and see that its store is gone with it."""
+    store = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    port = store.port
+    init_process_group(get_backend(backend), None, store=store, rank=0, world_size=1)
+    dist.all_reduce(torch.ones(3, device=device))
+    dist.destroy_process_group()
+    del store
+    gc.collect()
+    with socket.socket() as asked:
+        if asked.connect_ex(("127.0.0.1", port)) == 0:
+            raise RuntimeError("a group that was destroyed keeps its store: the port still listens")
+
+
 def _main(backend: str, rank: int, world_size: int, device: str, folder: Path, lives: int) -> None:
+    if lives:
+        _live_alone(backend, device)
     for life in range(lives + 1):
         store = FileStore(f"{folder}/rendezvous{life}", world_size)
         group = init_process_group(get_backend(backend), None, store=store, rank=rank, world_size=world_size)

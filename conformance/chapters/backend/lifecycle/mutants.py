@@ -213,3 +213,14 @@ def waits_for_every_waiter(group: Any, call: Any, *args: Any) -> Any:
 
     threading.Thread(target=waited.wait).start()
     return Waited(call(*args))
+
+
+@of_class
+class keeps_its_store(Relay):
+    """BUG: the store of a group outlives it, so that its port stays in use."""
+
+    _stores: list[Any] = []
+
+    def __init__(self, store: Any, *args: Any) -> None:
+        super().__init__(store, *args)
+        self._stores.append(store)
