@@ -133,8 +133,8 @@ def gives(*methods: str) -> Callable[[type[WorkAround]], Backend]:
     """Return a decorator that makes a backend, whose `methods` give Works of a class, of that class."""
 
     def made(kind: type[WorkAround]) -> Backend:
-        def spoil(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
-            return kind(call(tensors, *rest), tensors)
+        def spoil(group: Any, call: Any, *given: Any) -> Any:
+            return kind(call(*given), *given[:1])
 
         spoil.__name__, spoil.__doc__ = kind.__name__, kind.__doc__
         return spoils(*methods)(spoil)

@@ -21,6 +21,7 @@ from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
+from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
@@ -80,7 +81,7 @@ def operation_cells(ctx: RankContext) -> None:
         if not (declares_all or cell.needs <= ctx.declared):
             ctx.observe(cell.describe(), UNDECLARED)
             continue
-        with ctx.phase(cell.describe()):
+        with ctx.phase(cell.describe()), KINDS[cell.kind].mode():
             try:
                 wrong = _Trial(ctx, cell, groups, group, neighbour, changed, patience).run()
             except Unsupported:
@@ -237,14 +238,16 @@ class _Trial:
         self, truth: Truth, inputs: list[Arena], outputs: list[Arena]
     ) -> tuple[list[torch.Tensor], str, str]:
         cell, place = self._cell, truth.place
-        given = [arena.tensor for arena in inputs]
+        kind = KINDS[cell.kind]
+        given = [kind.make(arena.tensor) for arena in inputs]
+        room = [kind.make(arena.tensor) if kind.of_outputs or inputs is outputs else arena.tensor for arena in outputs]
         if cell.lifetime == "inputs-dropped" and not cell.what.in_place:
             given = [tensor.clone() for tensor in given]
         if cell.peer == "late" and place.rank == cell.numel % place.size:  # some rank, and in other cells another
             time.sleep(_LATE_S)
         with self._neighbours(truth) as beside:
-            issued = issue(cell, self._group, self._owner(), place, given, [arena.tensor for arena in outputs])
-            del given
+            issued = issue(cell, self._group, self._owner(), place, given, room)
+            del given, room
             if cell.lifetime == "inputs-dropped":
                 self._reuse_memory(inputs)
             first = _Written(list(issued.outputs))

@@ -208,6 +208,17 @@ def test_wrong_arithmetic_is_named(cell: Cell, mistake: Callable[[torch.Tensor],
     assert words not in wrong_values(truth, blocks, one_off, "x")  # it must explain every element
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
+def test_a_sum_that_stops_at_the_limits_is_not_said_to_be_unwritten(dtype: str) -> None:
+    """The greatest uint8 is what outputs are filled with."""
+    truth = Truth(Cell("reduce_scatter", dtype, numel=200), Place(0, 3))
+    (blocks,) = truth.cell.what.outputs(truth.place)
+    limits = torch.iinfo(dtype_of(dtype))
+    total = torch.stack([part.long() for part in truth.all_parts(blocks[0])]).sum(0)
+    told = wrong_values(truth, blocks, total.clamp(limits.min, limits.max).to(dtype_of(dtype)), "x")
+    assert told.endswith("it holds the sum, held at the dtype's limits, where it is to wrap")
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_an_average_may_be_rounded_where_the_number_of_ranks_is_no_power_of_two(dtype: str) -> None:
     """A backend may multiply each part by one over their number, as NCCL does; it may not do anything else."""

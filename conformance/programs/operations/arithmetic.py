@@ -34,6 +34,15 @@ def scaled(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
     return ""
 
 
+def saturated(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
+    """Return what `got` holds if it is the sum of integers, held at the dtype's limits where it is to wrap."""
+    if op != "SUM" or got.is_floating_point() or got.is_complex() or got.dtype in (torch.bool, torch.int64):
+        return ""
+    limits, total = torch.iinfo(got.dtype), torch.stack([part.long() for part in parts]).sum(0)
+    held = total.clamp(limits.min, limits.max).to(got.dtype)
+    return "the sum, held at the dtype's limits, where it is to wrap" if torch.equal(held, got) else ""
+
+
 def converted(expected: Tensor, got: Tensor) -> str:
     """Return through which dtype the values went that came, if that explains every element; empty if none does."""
     if expected.dtype is torch.bool or expected.dtype.itemsize == 1:

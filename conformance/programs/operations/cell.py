@@ -51,7 +51,7 @@ class Cell:
 
     `peer` late: a rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
     the root as they were. A coalesced operation has so many `tensors`. A neighbour alike is the operation `beside`, or
-    the same one.
+    the same one. `kind`: see `kinds`.
     """
 
     operation: str
@@ -73,6 +73,7 @@ class Cell:
     strict: bool = False
     tensors: int = 3
     beside: str = ""
+    kind: str = ""
 
     @property
     def what(self) -> Operation:
@@ -143,6 +144,8 @@ class Cell:
             return False
         if self.form == "one-empty" and not what.coalesced:
             return False
+        if self.kind and (self.dtype not in FLOATS or self.path not in ("public", "group")):
+            return False
         if self.form == "scalar" and what.single and what.name != "all_gather_single":
             return False  # a tensor of several ranks' parts has a dimension
         if self.form == "stacked" and (
@@ -186,6 +189,8 @@ class Cell:
             parts.append(f"beside {self.beside}")
         if self.in_place:
             parts.append("in place")
+        if self.kind:
+            parts.append(self.kind)
         if self.strict:
             parts.append("all ranks judged")
         if self.peer:

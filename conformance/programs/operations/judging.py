@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.operations.arithmetic import converted, scaled
+from conformance.programs.operations.arithmetic import converted, saturated, scaled
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import (
@@ -176,6 +176,8 @@ def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
 def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     """Return what a wrong output may be instead, as the end of a sentence; empty if nobody can tell."""
     expected = truth.received(blocks)
+    if len(blocks) == 1 and (held := saturated(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
+        return f"; it holds {held}"  # first: the greatest uint8 is what outputs are filled with
     unwritten = _is_unwritten(got) & differs
     has_old_values = not truth.cell.what.in_place and (got.is_floating_point() or got.is_complex())
     if int(unwritten.sum()) == int(differs.sum()) and _fill_tells(truth.cell, int(differs.sum())):

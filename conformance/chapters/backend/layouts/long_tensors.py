@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,34 +20,51 @@ from conformance.scenario import Scenario
 #: A prime, so that no part of a tensor looks like another that begins at a power of two.
 _PERIOD = 1009
 _WRITTEN_OVER = -2.0
+#: More than a scenario has, so that no round's data is another's.
+_MOST_RANKS = 16
 _LATE_S = 0.05
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    return (f"{scenario.arguments['operation']} of {scenario.arguments['numel']:,} elements",)
+    name = f"{scenario.arguments['operation']} of {scenario.arguments['numel']:,} elements"
+    return name, f"{name}, two under way"
 
 
 @judged("long_tensors", _names)
 def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
-    """Do `operation` with `numel` elements of float32 in each block, the last rank late. All ranks run it.
+    """Do `operation` with `numel` elements of float32 in each block, then twice at once. All ranks run it.
 
-    Who has its result uses the memory of what it passed for something else.
+    The last rank comes late. Who has its result uses the memory of what it passed for something else.
     """
     cell = Cell(ctx.arguments["operation"], numel=int(ctx.arguments["numel"]))
-    what, place = cell.what, Place(ctx.rank, ctx.world_size)
+    alone, several = _names(ctx.scenario)
 
-    def values(blocks: Blocks) -> Tensor:
-        return torch.cat([_values(block, cell.numel, ctx) for block in blocks])
-
-    def tried() -> str:
-        given = [values(blocks) for blocks in what.inputs(place)]
-        got = given if what.in_place and given else [
-            torch.full((cell.numel * sum(block.length for block in blocks),), torch.nan, device=ctx.device)
-            for blocks in what.outputs(place)
-        ]  # fmt: skip
+    def tried(lifetime: str, turns: int) -> str:
+        called = replace(cell, lifetime=lifetime)
         if ctx.rank == ctx.world_size - 1:
             time.sleep(_LATE_S)
-        for work in issue(cell, ctx.process_group, None, place, given, got).works:
+        under_way = [_begun(ctx, called, turn) for turn in range(turns)]
+        return first_wrong(*(end() for end in under_way[::-1]))
+
+    return {alone: lambda: tried("sync", 1), several: lambda: tried("wait", 2)}
+
+
+def _begun(ctx: RankContext, cell: Cell, turn: int) -> Trial:
+    """Issue the operation with the data of that round; return what waits for it, and says what is wrong with it."""
+    what, place = cell.what, Place(ctx.rank, ctx.world_size, turn=turn)
+
+    def values(blocks: Blocks) -> Tensor:
+        return torch.cat([_values(block, cell.numel, turn, ctx) for block in blocks])
+
+    given = [values(blocks) for blocks in what.inputs(place)]
+    got = given if what.in_place and given else [
+        torch.full((cell.numel * sum(block.length for block in blocks),), torch.nan, device=ctx.device)
+        for blocks in what.outputs(place)
+    ]  # fmt: skip
+    works = issue(cell, ctx.process_group, None, place, given, got).works
+
+    def end() -> str:
+        for work in works:
             work.wait()
         outputs = () if what.name == "reduce" and not place.is_root else zip(what.outputs(place), got, strict=True)
         wrong = first_wrong(*(_wrong(one, values(blocks)) for blocks, one in outputs))
@@ -53,16 +72,21 @@ def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
             one.fill_(_WRITTEN_OVER)
         return wrong
 
-    return dict.fromkeys(_names(ctx.scenario), tried)
+    return end
 
 
-def _values(block: Block, numel: int, ctx: RankContext) -> Tensor:
-    """Return what a block holds: exact in float32, and in a sum of all ranks."""
+def _values(block: Block, numel: int, turn: int, ctx: RankContext) -> Tensor:
+    """Return what a block holds in that round: exact in float32, and in a sum of all ranks."""
     length, size = numel * block.length, ctx.world_size
     sources = range(size) if block.source == SUMMED else [block.source]
-    parts = torch.arange(length, device=ctx.device) % _PERIOD * len(sources)
-    offset = sum(_PERIOD * (source + size * (block.target + 1)) for source in sources)
-    return (parts + offset).to(torch.float32)
+    offset = sum(_PERIOD * (source + size * (block.target + 1 + _MOST_RANKS * turn)) for source in sources)
+    return _rising(length, ctx.device) * len(sources) + offset
+
+
+@lru_cache(maxsize=2)
+def _rising(length: int, device: torch.device) -> Tensor:
+    """Return numbers that rise from 0 again and again; nobody writes into it."""
+    return (torch.arange(length, device=device) % _PERIOD).to(torch.float32)
 
 
 def _wrong(got: Tensor, expected: Tensor) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conformance.mutants.spoilt import finished, spoils
+from conformance.mutants.spoilt import WorkDone, finished, spoils
 
 
 @spoils("allreduce")
@@ -231,6 +232,24 @@ def sends_four_mebibytes_at_once(group: Any, call: Any, tensors: Any, *options: 
     work = finished(call(tensors, *options))
     if tensors[0].numel() > most:
         tensors[0].view(-1)[most:] = own.view(-1)[most:]
+    return work
+
+
+@spoils("broadcast")
+def is_done_when_a_mebibyte_is_sent(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: an asynchronous broadcast of more than 1 MiB is said to be done at once."""
+    work = call(tensors, *options)
+    is_long = tensors[0].numel() * tensors[0].element_size() > 2**20
+    return WorkDone() if is_long and options[0].asyncOp else work
+
+
+@spoils("gather")
+def loses_the_mode_in_its_thread(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a thread of its own writes what gather gets, without the mode of torch in which it was called."""
+    work = finished(call(outputs, inputs, *options))
+    with ThreadPoolExecutor(1) as pool:
+        for each in outputs:
+            pool.submit(lambda slots: [slot.copy_(slot.detach().clone()) for slot in slots], each).result()
     return work
 
 

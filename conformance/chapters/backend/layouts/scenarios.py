@@ -8,6 +8,7 @@ from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS
 from conformance.scenario import Scenario
 
@@ -22,6 +23,8 @@ _LONG = 2**22 + 1
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
+#: What DDP does with parameters while gradients are enabled.
+_OF_LEAVES = ("all_reduce", "broadcast")
 _SPREAD = ("transposed", "strided")
 _LISTS = tuple(pair for how in OF_LISTS for pair in ((how, "contiguous"), ("contiguous", how), (how, how)))
 
@@ -67,12 +70,23 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("LAY-15", every_cell(OPERATIONS, _DTYPES, numel=(6, 257), **beside), 2, 3)
     cells = every_cell(OPERATIONS, _DTYPES, numel=(1, 6, 257), root=1, in_place=True)
     yield from _grid.cells("LAY-09", cells, 2, 3, 4)
+    yield from _kinds()
     for world_size in (2, 3):
         yield from _grid("LAY-10", "overlapping", "overlapping_outputs", world_size)
         wrong = each("case", ["wrong-splits"])
         yield from _grid("LAY-11", "", "refused_calls", world_size, wrong, needs=("all_to_all",))
         yield from _grid("LAY-12", "empty-splits", "empty_splits", world_size, needs=("all_to_all",))
-        yield from _grid("LAY-13", "kinds-of-tensors", "kinds_of_tensors", world_size)
+
+
+def _kinds() -> Iterator[Scenario]:
+    """Yield scenarios whose tensors autograd knows of, or that are in one of torch's modes.
+
+    Autograd may refuse that an operation writes to a leaf by torch's own means; DDP needs two operations to do so.
+    """
+    cells = every_cell(OPERATIONS, ["float32"], root=1, lifetime=("sync", "wait"), kind=tuple(filter(None, KINDS)))
+    of_leaves = [cell for cell in cells if not KINDS[cell.kind].of_outputs and cell.operation not in _OF_LEAVES]
+    yield from _grid.cells("LAY-13", [cell for cell in cells if cell not in of_leaves], 2, 3)
+    yield from _grid.cells("LAY-13", of_leaves, 2, 3, slug="leaves", refusable=True)
 
 
 def _spread() -> Iterator[Scenario]:

@@ -15,6 +15,7 @@ from conformance.programs.judged import Trial, judged
 from conformance.programs.operations.calls import issue, wait_for_device
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Blocks, Place
+from conformance.programs.operations.groups import Groups
 from conformance.programs.operations.judging import Truth
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
@@ -45,18 +46,23 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` many times with new tensors, and drop them; count those alive, and what the process grew by.
 
-    Works are waited for, or their futures are, or nobody waits for them but the barrier behind every few calls.
+    Works are waited for, or their futures are, or nobody waits for them but the barrier behind every few calls. Every
+    other call is of a second group, and each rank is the root in turn.
     """
-    cell, place = Cell(ctx.arguments["operation"], lifetime="wait", numel=_NUMEL), Place(ctx.rank, ctx.world_size)
-    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0, "had": 0}
-
-    def made(blocks: tuple[Blocks, ...]) -> list[torch.Tensor]:
-        return [torch.ones(truth.shape(one), device=ctx.device) for one in blocks]
+    cell, found = Cell(ctx.arguments["operation"], lifetime="wait", numel=_NUMEL), {"bytes": 0, "sent": 0, "had": 0}
+    groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
 
     def call(number: int) -> list[weakref.ref[torch.Tensor]]:
+        group = groups.get("permuted" if number % 2 else "world")
+        place = Place(group.rank(), group.size(), root=number // 2 % group.size())
+        truth = Truth(cell, place)
+
+        def made(blocks: tuple[Blocks, ...]) -> list[torch.Tensor]:
+            return [torch.ones(truth.shape(one), device=ctx.device) for one in blocks]
+
         inputs = made(cell.what.inputs(place))
         outputs = inputs if cell.what.in_place and inputs else made(cell.what.outputs(place))
-        works = issue(cell, ctx.process_group, None, place, inputs, outputs).works
+        works = issue(cell, group, None, place, inputs, outputs).works
         for work in works:
             if number % 3 == 0 or cell.what.of_pairs:
                 work.wait()
@@ -65,18 +71,22 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
                     work.get_future().wait()
         del works
         if number % _NUM_IN_FLIGHT == 0:
-            dist.barrier(group=ctx.process_group)
+            barriers()
         wait_for_device()  # which may keep memory until the host does
         tensors = inputs if inputs is outputs else [*inputs, *outputs]
         found["sent"] += sum(one.nbytes for one in tensors)
         return [weakref.ref(one) for one in tensors]
+
+    def barriers() -> None:
+        for name in ("world", "permuted"):
+            dist.barrier(group=groups.get(name))
 
     def tensors() -> str:
         for number in range(_NUM_CALLS // 2):
             call(number)
         before, found["had"], found["sent"] = resident_bytes(), sum(handles().values()), 0
         references = [one for number in range(_NUM_CALLS) for one in call(number)]
-        dist.barrier(group=ctx.process_group)
+        barriers()
         most = _MOST_KEPT * len(references) // _NUM_CALLS
         alive = len(references)
         for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
@@ -93,6 +103,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         return "" if enough else f"the process grew by {grown} bytes in {_NUM_CALLS} calls with {sent} bytes of tensors"
 
     def left() -> str:
+        groups.destroy()
         for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
             more = sum(handles().values()) - found["had"]
             if more <= _MOST_HANDLES:

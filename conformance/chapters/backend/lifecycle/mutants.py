@@ -201,6 +201,15 @@ class drops_what_is_buffered(Relay):
         self.inner.abort()
 
 
+@spoils("scatter")
+def keeps_copies_of_three_ranks(group: Any, call: Any, outputs: Any, *rest: Any) -> Any:
+    """BUG: a group of three ranks and more keeps a copy of what each scatter brought."""
+    work = finished(call(outputs, *rest))
+    if group.size() > 2:
+        group.__dict__.setdefault("kept", []).append(outputs[0].clone())
+    return work
+
+
 @spoils("allreduce")
 def waits_for_every_waiter(group: Any, call: Any, *args: Any) -> Any:
     """BUG: a process whose Works nobody has waited for does not end."""

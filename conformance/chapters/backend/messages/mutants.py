@@ -6,6 +6,9 @@ import os
 import signal
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from conformance.mutants.spoilt import WorkAround, WorkDone, finished, spoils, spoils_work
 
 
@@ -81,6 +84,22 @@ def names_rank_zero_for_tags(group: Any, call: Any, tensors: Any, tag: int) -> A
             return 0
 
     return OfRankZero(call(tensors, tag)) if tag else call(tensors, tag)
+
+
+@spoils_work("wait", "recv_anysource")
+def takes_int32_for_float32(work: WorkAround, wait: Any, *timeout: Any) -> bool:
+    """BUG: a message of int32 from anybody is taken for one of float32, and converted."""
+    done = bool(wait(*timeout))
+    (tensor,) = work.tensors
+    if tensor.dtype is torch.int32:
+        tensor.copy_(tensor.view(torch.float32))
+    return done
+
+
+@spoils_work("_source_rank", "recv_anysource")
+def names_rank_one_to_rank_zero(work: WorkAround, source_rank: Any) -> int:
+    """BUG: rank 0 is told that each message from anybody is from rank 1."""
+    return source_rank() if dist.get_rank() else 1
 
 
 @spoils("send")

@@ -21,7 +21,7 @@ from conformance.chapters.backend.messages.message import (
     room_for,
     wrong_message,
 )
-from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.groups import Groups
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
@@ -107,48 +107,6 @@ def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
         return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
     return {_TAGS[0]: reverse}
-
-
-def _from_anybody(ctx: RankContext, group: Any, members: list[int], tag: int = 0) -> str:
-    """Send from all `members` to the last rank, which receives from whoever sends, and return what is wrong there."""
-    last = ctx.world_size - 1
-    if ctx.rank not in members:
-        return ""
-    if ctx.rank != last:
-        dist.send(message(ctx, ctx.rank, last), dst=last, group=group, tag=tag)
-        return ""
-    found, clauses = list[int](), list[str]()
-    for _ in members[:-1]:  # all of them, so that no sender waits
-        room = room_for(ctx)
-        found.append(dist.recv(room, group=group, tag=tag))
-        wrong = wrong_message(ctx, room, found[-1])
-        clauses.append(wrong and f"recv() says {found[-1]}, and {wrong}")
-    return first_wrong(*clauses, unlike("senders were", sorted(found), members[:-1]))
-
-
-_SENDERS = ("recv from anybody names the sender", "recv from anybody in a group names the sender's global rank")
-
-
-@judged("unknown_senders", always(*_SENDERS))
-def unknown_senders(ctx: RankContext) -> Mapping[str, Trial]:
-    """Receive on the last rank from whoever sends; in a subgroup, too."""
-
-    def in_group() -> str:
-        members = list(range(1, ctx.world_size)) if ctx.world_size > 2 else [0, 1]
-        return _from_anybody(ctx, dist.new_group(members), members)
-
-    everybody = list(range(ctx.world_size))
-    return {_SENDERS[0]: lambda: _from_anybody(ctx, ctx.process_group, everybody), _SENDERS[1]: in_group}
-
-
-_SENDERS_OF_TAGS = ("recv from anybody of a tag names the sender",)
-
-
-@judged("unknown_senders_of_tags", always(*_SENDERS_OF_TAGS))
-def unknown_senders_of_tags(ctx: RankContext) -> Mapping[str, Trial]:
-    """Receive messages with a tag on the last rank from whoever sends."""
-    everybody = list(range(ctx.world_size))
-    return {_SENDERS_OF_TAGS[0]: lambda: _from_anybody(ctx, ctx.process_group, everybody, tag=7)}
 
 
 _SELF = ("isend and irecv to oneself", "send to oneself")

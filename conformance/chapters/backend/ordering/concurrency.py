@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -228,7 +229,8 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
 
 _OF_GROUPS = ("permuted", "without-0", "ends")
 _BARRIERS = (
-    "barrier", "asynchronous barrier", "barrier of the group's method",
+    "barrier", "asynchronous barrier", "barrier of the group's method", "the future of an asynchronous barrier",
+    "barrier in another thread", "barrier behind an all_reduce that is under way",
     "barrier, each rank late in turn", *(f"barrier of group {name}, each rank late in turn" for name in _OF_GROUPS),
 )  # fmt: skip
 _PATIENCE, _SHORT_PATIENCE = timedelta(seconds=0.3), timedelta(seconds=0.1)
@@ -263,13 +265,24 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
         groups.destroy()
         return first_wrong(*clauses)
 
-    def asynchronous() -> None:
-        work: Any = dist.barrier(group=group, async_op=True)
-        work.wait()
+    def begun() -> Any:
+        return dist.barrier(group=group, async_op=True)
+
+    def in_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(dist.barrier, group=group).result()
+
+    def behind_a_sum() -> None:
+        under_way: Any = dist.all_reduce(torch.ones(3, device=ctx.device), group=group, async_op=True)
+        dist.barrier(group=group)
+        under_way.wait()
 
     return {
         _BARRIERS[0]: lambda: held(lambda: dist.barrier(group=group)),
-        _BARRIERS[1]: lambda: held(asynchronous),
+        _BARRIERS[1]: lambda: held(lambda: begun().wait()),
         _BARRIERS[2]: lambda: held(lambda: group.barrier().wait()),
-        **{name: partial(each_late, of) for name, of in zip(_BARRIERS[3:], ("world", *_OF_GROUPS), strict=True)},
+        _BARRIERS[3]: lambda: held(lambda: begun().get_future().wait()),
+        _BARRIERS[4]: lambda: held(in_thread),
+        _BARRIERS[5]: lambda: held(behind_a_sum),
+        **{name: partial(each_late, of) for name, of in zip(_BARRIERS[6:], ("world", *_OF_GROUPS), strict=True)},
     }

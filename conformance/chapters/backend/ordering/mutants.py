@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils, spoils_work
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, of_class, spoils, spoils_work
 
 
 @spoils("allreduce")
@@ -163,6 +163,21 @@ def is_for_the_main_thread(group: Any, call: Any, tensors: Any, *options: Any) -
 def holds_nobody(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: the wait of a barrier does nothing."""
     return True
+
+
+@spoils_work("get_future", "barrier")
+def forgets_the_future_of_a_barrier(work: WorkAround, get_future: Any) -> Any:
+    """BUG: the future of a barrier is done at once."""
+    future: Any = torch.futures.Future()
+    future.set_result(None)
+    return future
+
+
+@spoils("barrier")
+def holds_the_main_thread_alone(group: Any, call: Any, *options: Any) -> Any:
+    """BUG: a barrier holds nobody but the main thread."""
+    work = call(*options)
+    return work if threading.current_thread() is threading.main_thread() else WorkDone()
 
 
 @spoils("barrier")
