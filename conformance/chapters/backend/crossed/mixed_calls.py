@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from conformance.checkers.explanation import some
 from conformance.observation import Facts
 from conformance.programs.operation_cells import UNDECLARED
-from conformance.programs.operations.calls import Issued, issue
+from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import introduce
-from conformance.programs.operations.judging import Truth, wrong_outputs
+from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.memory import Arena
 from conformance.programs.operations.sequences import Call, sequence
+from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -72,10 +73,8 @@ def _name(number: int, call: Call) -> str:
 class _Begun:
     """A call that was issued, what else was under way then, and which calls had its memory before."""
 
-    truth: Truth
+    tensors: Tensors
     issued: Issued
-    inputs: list[Arena]
-    outputs: list[Arena]
     beside: tuple[int, ...]
     before: tuple[int, ...]
 
@@ -105,16 +104,12 @@ class _Rank:
         group = self._groups.get(cell.group)
         truth = Truth(cell, Place(group.rank(), group.size(), cell.root % group.size(), turn=number))
         before: list[int] = []
-        inputs = [self._arena(truth, blocks, before, reuses=call.reuses) for blocks in cell.what.inputs(truth.place)]
-        for one, blocks in zip(inputs, cell.what.inputs(truth.place), strict=True):
-            one.fill(truth.sent(blocks).to(self._ctx.device))
-        outputs = inputs if cell.what.in_place and inputs else [
-            self._arena(truth, blocks, before, reuses=call.reuses) for blocks in cell.what.outputs(truth.place)
-        ]  # fmt: skip
+        tensors = Tensors.of(
+            truth, self._ctx.device, lambda blocks: self._arena(truth, blocks, before, reuses=call.reuses)
+        )
         with self._ctx.phase(_name(number, call)):
-            tensors = ([one.tensor for one in inputs], [one.tensor for one in outputs])
-            issued = issue(cell, group, None, truth.place, *tensors)
-        self._begun[number] = _Begun(truth, issued, inputs, outputs, tuple(self._begun), tuple(dict.fromkeys(before)))
+            issued = tensors.issue(group)
+        self._begun[number] = _Begun(tensors, issued, tuple(self._begun), tuple(dict.fromkeys(before)))
         if cell.lifetime == "sync":
             self._end(number)
 
@@ -142,15 +137,17 @@ class _Rank:
                 work.wait()
         wrong = self._wrong(begun)
         self._ctx.observe(_name(number, call), wrong and wrong + self._circumstances(begun))
-        self._free += [(number, one) for one in {id(one): one for one in (*begun.inputs, *begun.outputs)}.values()]
+        arenas = (*begun.tensors.inputs, *begun.tensors.outputs)
+        self._free += [(number, one) for one in {id(one): one for one in arenas}.values()]
 
     def _wrong(self, begun: _Begun) -> str:
-        if wrong := wrong_outputs(begun.truth, [one.tensor for one in begun.outputs]):
+        tensors = begun.tensors
+        if wrong := tensors.wrong():
             return wrong
-        for one in () if begun.truth.cell.what.in_place else begun.inputs:
+        for one in () if tensors.truth.cell.what.in_place else tensors.inputs:
             if wrong := one.changed():
                 return f"of an input {wrong}"
-        return next((f"round a tensor {wrong}" for one in begun.outputs if (wrong := one.touched())), "")
+        return next((f"round a tensor {wrong}" for one in tensors.outputs if (wrong := one.touched())), "")
 
     def _circumstances(self, begun: _Begun) -> str:
         """Return what was under way when the call was issued, and what had its memory, as the end of a sentence."""

@@ -15,14 +15,13 @@ import torch.distributed as dist
 
 from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, judged, unlike
-from conformance.programs.operations.calls import Issued, issue
+from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.data import dtype_of
-from conformance.programs.operations.description import OPERATIONS, Blocks, Place
+from conformance.programs.operations.description import OPERATIONS, Place
 from conformance.programs.operations.hearsay import Board, told
-from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.lifetimes import Patience, complete
-from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
@@ -184,25 +183,16 @@ class _Call:
         if self._name == "barrier":
             return
         sends = self._name in ("broadcast", "scatter")
-        self._place = Place(ctx.rank, ctx.world_size, root if sends else 0)
-        self._cell = Cell(self._name, lifetime="wait" if self._is_async else "sync", root=self._place.root)
-        self._truth = Truth(self._cell, self._place)
-
-        def arena(blocks: Blocks) -> Arena:
-            return Arena.of(self._truth.shape(blocks), dtype_of(self._cell.dtype), "contiguous", ctx.device)
-
-        what = self._cell.what
-        inputs = [arena(blocks) for blocks in what.inputs(self._place)]
-        for one, blocks in zip(inputs, what.inputs(self._place), strict=True):
-            one.fill(self._truth.sent(blocks).to(ctx.device))
-        outputs = inputs if what.in_place and inputs else [arena(blocks) for blocks in what.outputs(self._place)]
-        self._inputs, self._outputs = [one.tensor for one in inputs], [one.tensor for one in outputs]
+        place = Place(ctx.rank, ctx.world_size, root if sends else 0)
+        cell = Cell(self._name, lifetime="wait" if self._is_async else "sync", root=place.root)
+        self._tensors = Tensors.of(Truth(cell, place), ctx.device)
 
     def depends_on(self, rank: int) -> bool:
         """Whether this rank cannot have got its result without what `rank` sends."""
         if self._name == "barrier":
             return True
-        return self._cell.what.needs_rank(self._place, rank)
+        truth = self._tensors.truth
+        return truth.cell.what.needs_rank(truth.place, rank)
 
     def issue(self) -> None:
         """Call the operation; without async_op, that waits."""
@@ -210,7 +200,7 @@ class _Call:
             work = dist.barrier(group=self._group, async_op=self._is_async)
             self._issued = Issued(() if work is None else (work,), ())
             return
-        self._issued = issue(self._cell, self._group, None, self._place, self._inputs, self._outputs)
+        self._issued = self._tensors.issue(self._group)
 
     def wait(self) -> None:
         """Wait for what is under way."""
@@ -219,13 +209,7 @@ class _Call:
 
     def wrong(self) -> str:
         """Return what is wrong with the results; empty if nothing is."""
-        if self._name == "barrier":
-            return ""
-        for number, (blocks, got) in enumerate(zip(self._cell.what.outputs(self._place), self._outputs, strict=False)):
-            unjudged = self._name == "reduce" and not self._place.is_root
-            if not unjudged and (found := wrong_values(self._truth, blocks, got, f"output {number}")):
-                return found
-        return ""
+        return "" if self._name == "barrier" else self._tensors.wrong()
 
     def found(self) -> str:
         """Return what the results hold, for a sentence."""

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
-from conformance.programs.operations.calls import issue
+from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import OPERATIONS, Place
 from conformance.programs.operations.hearsay import Board
-from conformance.programs.operations.judging import Truth, wrong_values
-from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.waiting.kept_waiting import own_seconds
@@ -51,8 +50,7 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
         operation = str(ctx.arguments["operation"])
         place = Place(ctx.rank, ctx.world_size, last if operation in ("broadcast", "scatter") else 0)
         cell = Cell(operation, "int64", lifetime="wait", root=place.root)
-        truth = Truth(cell, place)
-        inputs, outputs = _tensors(ctx, cell, truth)
+        tensors = Tensors.of(Truth(cell, place), ctx.device)
         if ctx.rank == last:
             missing = board.lacking([f"asked/{rank}" for rank in range(last)], _PATIENCE)
             board.put("came")
@@ -60,7 +58,7 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
                 seen["call"] = (
                     "some rank had not come back from the call, or from is_completed(), when the last one came"
                 )
-        issued = issue(cell, ctx.process_group, None, place, inputs, outputs)
+        issued = tensors.issue(ctx.process_group)
         if ctx.rank != last:
             came = board.has("came")
             early = [work.is_completed() for work in issued.works]
@@ -79,19 +77,6 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
     return {called: call, asked: lambda: seen["asked"]}
 
 
-def _tensors(ctx: RankContext, cell: Cell, truth: Truth) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    def arena(blocks: Any) -> Arena:
-        return Arena.of(truth.shape(blocks), dtype_of(cell.dtype), "contiguous", ctx.device)
-
-    inputs = [arena(blocks) for blocks in cell.what.inputs(truth.place)]
-    for one, blocks in zip(inputs, cell.what.inputs(truth.place), strict=True):
-        one.fill(truth.sent(blocks).to(ctx.device))
-    outputs = [arena(blocks) for blocks in cell.what.outputs(truth.place)]
-    if cell.what.in_place and inputs:
-        outputs = inputs
-    return [one.tensor for one in inputs], [one.tensor for one in outputs]
-
-
 _KINDS = tuple(name for name, operation in OPERATIONS.items() if not operation.needs)
 _OWN = ("works in flight at once", "works waited for from the last to the first", "works waited for by two threads")
 
@@ -103,56 +88,54 @@ _OWN = ("works in flight at once", "works waited for from the last to the first"
 def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
     """Issue several operations at once, and wait for them in other orders, also in two threads."""
 
-    def begin() -> list[tuple[Truth, Any, list[torch.Tensor]]]:
+    def begin() -> list[tuple[Tensors, Issued]]:
         begun = []
         for turn in range(12):
             cell = Cell(_KINDS[turn % len(_KINDS)], "int64", numel=10 + turn, lifetime="wait")
-            truth = Truth(cell, Place(ctx.rank, ctx.world_size, turn=turn))
-            inputs, outputs = _tensors(ctx, cell, truth)
-            begun.append((truth, issue(cell, ctx.process_group, None, truth.place, inputs, outputs), outputs))
+            tensors = Tensors.of(Truth(cell, Place(ctx.rank, ctx.world_size, turn=turn)), ctx.device)
+            begun.append((tensors, tensors.issue(ctx.process_group)))
         return begun
 
-    def wrong(truth: Truth, outputs: list[torch.Tensor]) -> str:
-        blocks = truth.cell.what.outputs(truth.place)
-        clauses = [wrong_values(truth, *pair, truth.cell.operation) for pair in zip(blocks, outputs, strict=True)]
-        return first_wrong(*clauses)
+    def wrong(tensors: Tensors) -> str:
+        found = tensors.wrong()
+        return found and f"of {tensors.truth.cell.operation} {found}"
 
-    def wait(trial: str, truth: Truth, issued: Any) -> None:
-        with ctx.phase(f"{trial}, in wait() of {truth.cell.operation}"):
+    def wait(trial: str, tensors: Tensors, issued: Issued) -> None:
+        with ctx.phase(f"{trial}, in wait() of {tensors.truth.cell.operation}"):
             for work in issued.works:
                 work.wait()
 
     def at_once() -> str:
         begun = begin()
-        works = [work for _, issued, _ in begun for work in issued.works]
+        works = [work for _, issued in begun for work in issued.works]
         if len({id(work) for work in works}) != len(works):
             return "two calls gave the same Work"
         clauses = []
-        for truth, issued, outputs in begun:
-            wait(_OWN[0], truth, issued)
-            clauses.append(wrong(truth, outputs))
+        for tensors, issued in begun:
+            wait(_OWN[0], tensors, issued)
+            clauses.append(wrong(tensors))
         return first_wrong(*clauses)
 
     def backwards() -> str:
         begun = begin()
-        for truth, issued, _ in reversed(begun):
-            wait(_OWN[1], truth, issued)
-        return first_wrong(*(wrong(truth, outputs) for truth, _, outputs in begun))
+        for tensors, issued in reversed(begun):
+            wait(_OWN[1], tensors, issued)
+        return first_wrong(*(wrong(tensors) for tensors, _ in begun))
 
     def in_threads() -> str:
         begun = begin()
         answers: list[Any] = []
 
         def wait_for_all() -> None:
-            answers.extend(work.wait() for _, issued, _ in begun for work in issued.works)
+            answers.extend(work.wait() for _, issued in begun for work in issued.works)
 
         threads = [threading.Thread(target=wait_for_all) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        number = 2 * sum(len(issued.works) for _, issued, _ in begun)
-        values = first_wrong(*(wrong(truth, outputs) for truth, _, outputs in begun))
+        number = 2 * sum(len(issued.works) for _, issued in begun)
+        values = first_wrong(*(wrong(tensors) for tensors, _ in begun))
         return values or unlike("two threads' waits gave", answers, [True] * number)
 
     return dict(zip(_OWN, (at_once, backwards, in_threads), strict=True))
@@ -176,8 +159,7 @@ def callbacks_that_wait(ctx: RankContext) -> Mapping[str, Trial]:
         if ctx.rank == size - 1:
             time.sleep(_LATE_S)
         cell = Cell(operation, lifetime="future")
-        inputs, outputs = _tensors(ctx, cell, Truth(cell, Place(ctx.rank, size)))
-        (work,) = issue(cell, ctx.process_group, None, Place(ctx.rank, size), inputs, outputs).works
+        (work,) = Tensors.of(Truth(cell, Place(ctx.rank, size)), ctx.device).issue(ctx.process_group).works
         work.get_future().then(reduce).wait()
         return unlike("the sum of all_reduce is", summed, [float(sum(range(size)))] * 3)
 
