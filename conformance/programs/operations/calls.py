@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -42,16 +43,25 @@ def named(owner: Any, *names: str) -> Callable[..., Any]:
 
 
 def issue(
-    cell: Cell, group: Any, backend: Any, place: Place, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    cell: Cell,
+    group: Any,
+    backend: Any,
+    place: Place,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    timeout: timedelta | None = None,
 ) -> Issued:
-    """Issue the cell's operation in `group`, whose backend is `backend`. Every rank of the group must call it."""
+    """Issue the cell's operation in `group`, whose backend is `backend`. Every rank of the group must call it.
+
+    A method of the group or the backend is given a `timeout` of its own, which messages cannot have.
+    """
     inputs, outputs = list(inputs), list(outputs)
     if cell.path == "functional":
         return Issued((), tuple(_functional(cell, group, place, inputs)))
     if cell.path == "public":
         given = _public(cell, group, place, inputs, outputs)
     else:
-        given = _method(cell, group if cell.path == "group" else backend, place, inputs, outputs)
+        given = _method(cell, group if cell.path == "group" else backend, place, inputs, outputs, timeout)
     works = given if isinstance(given, list) else [given]
     return Issued(tuple(work for work in works if work is not None), tuple(outputs))
 
@@ -59,6 +69,8 @@ def issue(
 def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
     operation, op = cell.operation, reduce_op(cell.reduction)
     how: dict[str, Any] = {"group": group, "async_op": cell.lifetime != "sync"}
+    if operation == "barrier":
+        return dist.barrier(**how)
     if operation == "all_reduce":
         return dist.all_reduce(outputs[0], op, **how)
     if operation == "broadcast":
@@ -109,47 +121,58 @@ def _coalesced_by_manager(
     return list(manager.works)
 
 
-def _method(cell: Cell, owner: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+def _method(
+    cell: Cell, owner: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor], timeout: timedelta | None
+) -> Any:
     operation, op = cell.operation, reduce_op(cell.reduction)
+
+    def options(kind: Callable[[], Any], **values: Any) -> Any:
+        made = kind()
+        for name, value in {**values, **({} if timeout is None else {"timeout": timeout})}.items():
+            setattr(made, name, value)
+        return made
+
+    if operation == "barrier":
+        return owner.barrier(options(c10d.BarrierOptions))
     if operation == "all_reduce":
-        return owner.allreduce(outputs, _options(c10d.AllreduceOptions, reduceOp=op))
+        return owner.allreduce(outputs, options(c10d.AllreduceOptions, reduceOp=op))
     if operation == "broadcast":
-        return owner.broadcast(outputs, _options(c10d.BroadcastOptions, rootRank=place.root, rootTensor=0))
+        return owner.broadcast(outputs, options(c10d.BroadcastOptions, rootRank=place.root, rootTensor=0))
     if operation == "reduce":
-        return owner.reduce(outputs, _options(c10d.ReduceOptions, reduceOp=op, rootRank=place.root))
+        return owner.reduce(outputs, options(c10d.ReduceOptions, reduceOp=op, rootRank=place.root))
     if operation == "all_gather":
-        return owner.allgather([outputs], inputs, c10d.AllgatherOptions())
+        return owner.allgather([outputs], inputs, options(c10d.AllgatherOptions))
     if operation == "all_gather_single":
-        return named(owner, "all_gather_single", "_allgather_base")(outputs[0], inputs[0], c10d.AllgatherOptions())
+        return named(owner, "all_gather_single", "_allgather_base")(
+            outputs[0], inputs[0], options(c10d.AllgatherOptions)
+        )
     if operation == "reduce_scatter":
-        return owner.reduce_scatter(outputs, [inputs], _options(c10d.ReduceScatterOptions, reduceOp=op))
+        return owner.reduce_scatter(outputs, [inputs], options(c10d.ReduceScatterOptions, reduceOp=op))
     if operation == "reduce_scatter_single":
         call = named(owner, "reduce_scatter_single", "_reduce_scatter_base")
-        return call(outputs[0], inputs[0], _options(c10d.ReduceScatterOptions, reduceOp=op))
+        return call(outputs[0], inputs[0], options(c10d.ReduceScatterOptions, reduceOp=op))
     if operation == "gather":
         lists = [outputs] if place.is_root else []
-        return owner.gather(lists, inputs, _options(c10d.GatherOptions, rootRank=place.root))
+        return owner.gather(lists, inputs, options(c10d.GatherOptions, rootRank=place.root))
     if operation == "scatter":
         lists = [inputs] if place.is_root else []
-        return owner.scatter(outputs, lists, _options(c10d.ScatterOptions, rootRank=place.root))
+        return owner.scatter(outputs, lists, options(c10d.ScatterOptions, rootRank=place.root))
     if operation == "all_to_all":
-        return owner.alltoall(outputs, inputs, c10d.AllToAllOptions())
+        return owner.alltoall(outputs, inputs, options(c10d.AllToAllOptions))
     if operation in ("all_to_all_single", "all_to_all_uneven"):
         received, sent = _splits(cell, place) if operation == "all_to_all_uneven" else ([], [])
         call = named(owner, "all_to_all_single", "alltoall_base")
-        return call(outputs[0], inputs[0], received, sent, c10d.AllToAllOptions())
+        return call(outputs[0], inputs[0], received, sent, options(c10d.AllToAllOptions))
     if operation == "send_recv":
         following, previous = (place.rank + 1) % place.size, (place.rank - 1) % place.size
         return [owner.send(inputs, following, 0), owner.recv(outputs, previous, 0)]
     if operation == "all_reduce_coalesced":
-        options = c10d.AllreduceCoalescedOptions()
-        options.reduceOp = op
-        return owner.allreduce_coalesced(outputs, options)
+        return owner.allreduce_coalesced(outputs, options(c10d.AllreduceCoalescedOptions, reduceOp=op))
     if operation == "all_gather_single_coalesced":
         call = named(owner, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-        return call(outputs, inputs, c10d.AllgatherOptions())
+        return call(outputs, inputs, options(c10d.AllgatherOptions))
     call = named(owner, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-    return call(outputs, inputs, _options(c10d.ReduceScatterOptions, reduceOp=op))
+    return call(outputs, inputs, options(c10d.ReduceScatterOptions, reduceOp=op))
 
 
 def _functional(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
@@ -179,13 +202,6 @@ def _splits(cell: Cell, place: Place) -> tuple[list[int], list[int]]:
     rows = cell.block_shape[0]
     received = [rows * uneven(source, place.rank, place.turn) for source in range(place.size)]
     return received, [rows * uneven(place.rank, target, place.turn) for target in range(place.size)]
-
-
-def _options(kind: Callable[[], Any], **values: Any) -> Any:
-    options = kind()
-    for name, value in values.items():
-        setattr(options, name, value)
-    return options
 
 
 def wait_tensors(outputs: Sequence[Tensor]) -> list[Tensor]:

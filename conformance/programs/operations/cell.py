@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
-from conformance.programs.operations.description import OPERATIONS, Operation, Place, lengths
+from conformance.programs.operations.description import CALLED, OPERATIONS, Operation, Place, lengths
 from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS, shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
@@ -78,7 +78,7 @@ class Cell:
     @property
     def what(self) -> Operation:
         """The description of its operation."""
-        return OPERATIONS[self.operation]
+        return CALLED[self.operation]
 
     @property
     def reduction(self) -> str:
@@ -102,7 +102,7 @@ class Cell:
         """The capabilities of a backend without which it need not do this."""
         names = {self.what.needs, _OF_REDUCTIONS.get(self.reduction, ""), _OF_DTYPES.get(self.dtype, "")}
         if self.beside:
-            names.add(OPERATIONS[self.beside].needs)
+            names.add(CALLED[self.beside].needs)
         if self.in_place and not self.what.in_place:
             names.add("in_place")
         if self.neighbour.endswith("thread"):
@@ -113,6 +113,8 @@ class Cell:
     def is_possible(self) -> bool:
         """Whether the values on the axes go together."""
         what, reduction = self.what, self.reduction
+        if what.holds:
+            return self.path in ("public", "group") and self.lifetime != "inputs-dropped"
         if self.dtype in COMPLEX and reduction in _OF_REALS:
             return False
         if reduction in BITWISE and self.dtype in (*FLOATS, *FLOAT8, *COMPLEX):
@@ -166,8 +168,9 @@ class Cell:
 
     def describe(self) -> str:
         """Return e.g. `all_reduce BOR of uint8, 7 elements, transposed, group without-0, asynchronous and dropped`."""
-        parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}"]
-        parts.append(self._size())
+        parts = [self.operation]
+        if not self.what.holds:
+            parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}", self._size()]
         if self.form in ("plane", "deep"):
             parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
         if self.form == "stacked":

@@ -56,7 +56,8 @@ class Operation:
 
     Where it works `in_place`, inputs are the first outputs too, and the input may be empty: then there is only room.
     `single`: a tensor holds several ranks' blocks. `of_pairs` goes from rank to rank, and does not take part in the
-    order of collectives. `needs` is the capability without which a backend lacks it; empty: every backend has it.
+    order of collectives. It `holds` every rank until all have come. `needs` is the capability without which a backend
+    lacks it; empty: every backend has it.
     """
 
     name: str
@@ -69,11 +70,18 @@ class Operation:
     single: bool = False
     of_pairs: bool = False
     coalesced: bool = False
+    holds: bool = False
 
     def needs_rank(self, place: Place, rank: int) -> bool:
-        """Whether what a rank gets at `place` holds something of `rank`, so that it cannot be done before that came."""
+        """Whether it cannot be done at `place` before `rank` has come, since what a rank gets there is also of that."""
+        if self.holds:
+            return True
         blocks = [block for blocks in self.outputs(place) for block in blocks]
         return any(block.length > 0 and block.source in (SUMMED, rank) for block in blocks)
+
+
+def _nothing(place: Place) -> tuple[Blocks, ...]:
+    return ()
 
 
 def _mine(place: Place) -> tuple[Blocks, ...]:
@@ -185,5 +193,9 @@ _ALL = (
     ),
 )  # fmt: skip
 
-#: Every operation by its name. Names are those of torch's public functions, where there are some.
+_BARRIER = Operation("barrier", _nothing, _nothing, holds=True)
+
+#: Every operation on tensors by its name; names are those of torch's public functions, where there are some. And all
+#: that ranks can call together, which has no tensors besides.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})
+CALLED: Mapping[str, Operation] = MappingProxyType({**OPERATIONS, _BARRIER.name: _BARRIER})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
@@ -37,10 +38,10 @@ class Tensors:
             return Tensors(truth, inputs, inputs)
         return Tensors(truth, inputs, tuple(make(blocks) for blocks in what.outputs(place)))
 
-    def issue(self, group: object) -> Issued:
-        """Issue the call in `group`. Every rank of the group must call it."""
+    def issue(self, group: object, timeout: timedelta | None = None) -> Issued:
+        """Issue the call in `group`, by a method with a `timeout` of its own if given; every rank of it must."""
         passed, room = ([one.tensor for one in side] for side in (self.inputs, self.outputs))
-        return issue(self.truth.cell, group, None, self.truth.place, passed, room)
+        return issue(self.truth.cell, group, None, self.truth.place, passed, room, timeout)
 
     def wrong(self) -> str:
         """Return what is wrong with what the rank got, as a clause; empty if nothing is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import OF_GROUPS
 from conformance.programs.operations.data import COMPLEX, FLOAT8
@@ -26,7 +26,9 @@ def scenarios() -> Iterator[Scenario]:
         ("DT-03", ("uint8", "int8", "int16"), (7, 33)),
     ):
         cells = every_cell(OPERATIONS, dtypes, numel=sizes, root=1, path=_PATHS)
-        yield from _grid.cells(requirement, cells, 2, 3, 4)
+        yield from _grid.cells(requirement, cells, 2, 4)
+        cells += every_cell(OPERATIONS, dtypes, numel=130, root=1, lifetime="wait")
+        yield from _grid.cells(requirement, of_subgroup(cells), 3)
     truths = every_cell(OPERATIONS, ["bool"], op=("SUM", "PRODUCT", "MAX", "MIN"), root=1)
     yield from _grid.cells("DT-04", truths, 2, 3)
     bits = every_cell(COPYING, FLOAT8, numel=(7, 300), root=1, data="bits")

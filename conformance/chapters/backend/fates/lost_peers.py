@@ -17,7 +17,7 @@ from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import OPERATIONS, Place
+from conformance.programs.operations.description import Place
 from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.lifetimes import Patience, complete
@@ -27,8 +27,6 @@ from conformance.scenario import Scenario
 
 #: What happens to the last rank: the kind of a fault, which strikes in the phase of this name; it leaves by itself.
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
-#: All collectives and messages, and the barrier, which has no tensors.
-CALLED = (*OPERATIONS, "barrier")
 #: The timeout of the group that loses a rank; one that an error which comes at once is told from; and how much later an
 #: error may come on a busy machine.
 TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S = 0.5, 8.0, 4.0
@@ -176,30 +174,19 @@ class _Call:
     """One operation with its tensors; its root is the rank that is lost, if it sends, else rank 0."""
 
     def __init__(self, ctx: RankContext, group: Any, root: int) -> None:
-        self._name = str(ctx.arguments["operation"])
-        self._is_async = ctx.arguments["calling"] == "async"
-        self._group = group
-        self._issued = Issued((), ())
-        if self._name == "barrier":
-            return
-        sends = self._name in ("broadcast", "scatter")
-        place = Place(ctx.rank, ctx.world_size, root if sends else 0)
-        cell = Cell(self._name, lifetime="wait" if self._is_async else "sync", root=place.root)
-        self._tensors = Tensors.of(Truth(cell, place), ctx.device)
+        operation = str(ctx.arguments["operation"])
+        place = Place(ctx.rank, ctx.world_size, root if operation in ("broadcast", "scatter") else 0)
+        lifetime = "wait" if ctx.arguments["calling"] == "async" else "sync"
+        self._tensors = Tensors.of(Truth(Cell(operation, lifetime=lifetime, root=place.root), place), ctx.device)
+        self._group, self._issued = group, Issued((), ())
 
     def depends_on(self, rank: int) -> bool:
         """Whether this rank cannot have got its result without what `rank` sends."""
-        if self._name == "barrier":
-            return True
         truth = self._tensors.truth
         return truth.cell.what.needs_rank(truth.place, rank)
 
     def issue(self) -> None:
         """Call the operation; without async_op, that waits."""
-        if self._name == "barrier":
-            work = dist.barrier(group=self._group, async_op=self._is_async)
-            self._issued = Issued(() if work is None else (work,), ())
-            return
         self._issued = self._tensors.issue(self._group)
 
     def wait(self) -> None:
@@ -209,7 +196,7 @@ class _Call:
 
     def wrong(self) -> str:
         """Return what is wrong with the results; empty if nothing is."""
-        return "" if self._name == "barrier" else self._tensors.wrong()
+        return self._tensors.wrong()
 
     def found(self) -> str:
         """Return what the results hold, for a sentence."""

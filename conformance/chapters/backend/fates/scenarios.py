@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters.backend.fates.lost_peers import CALLED, FATES
+from conformance.chapters.backend.fates.lost_peers import FATES
 from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.chapters.variants import dashed, fields
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import CALLED
 from conformance.scenario import Fault, Scenario
 
 _grid = BackendGrid("fates")
@@ -49,6 +49,7 @@ def scenarios() -> Iterator[Scenario]:
 
 def _of(operation: str, fate: str, calling: str, world_size: int, *, at_once: bool = False) -> Iterator[Scenario]:
     last = world_size - 1
+    needs = ("timeouts" if fate in _LOST else "", "notices_death" if at_once else "", CALLED[operation].needs)
     given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling}
     if fate == "killed":
         given["doomed"] = [last]
@@ -56,14 +57,13 @@ def _of(operation: str, fate: str, calling: str, world_size: int, *, at_once: bo
         given["late_s"] = _LATE_S
     if at_once:
         given["at_once"] = True
-    of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
     yield from _grid(
         "FATE-11" if at_once else _OF_FATES[fate],
         f"{dashed(operation)}-{calling}",
         "lost_peer",
         world_size,
         arguments=given,
-        needs=tuple(filter(None, ("timeouts" if fate in _LOST else "", at_once and "notices_death", of_operation))),
+        needs=tuple(filter(None, needs)),
         also=() if fate == "late" else ("FATE-06", "FATE-07"),
         faults=(Fault(FATES[fate], last, at=fate),) if FATES[fate] else (),
         deadline_s=_DEADLINE_S,

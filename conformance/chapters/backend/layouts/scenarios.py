@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
@@ -32,7 +32,8 @@ _LISTS = tuple(pair for how in OF_LISTS for pair in ((how, "contiguous"), ("cont
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     cells = every_cell(OPERATIONS, ["int32"], numel=_SMALL, root=1)
-    yield from _grid.cells("LAY-01", cells, 2, 3, 4)
+    yield from _grid.cells("LAY-01", cells, 2, 4)
+    yield from _grid.cells("LAY-01", of_subgroup(cells), 3)
     cells = every_cell(OPERATIONS, ["float32"], numel=_LARGE, root=1, turns=_ROUNDS)
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.variants import each
+from conformance.programs.operations.data import FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
@@ -29,7 +30,10 @@ def scenarios() -> Iterator[Scenario]:
     axes = {"root": (0, 1, 2), "group": ("without-0", "permuted"), "path": ("public", "group")}
     rooted = every_cell(operations, ["int64"], **axes)
     yield from _grid.cells("GRP-03", rooted, 4)
-    alone = every_cell(OPERATIONS, ("float32", "int64"), numel=(1, 7), group="alone")
-    yield from _grid.cells("GRP-05", alone, 1, 3)
+    alone = every_cell(
+        OPERATIONS, (*FLOATS, *INTEGERS, "bool"), op=("SUM", "MAX"), numel=(1, 7, 130), group="alone",
+        lifetime=("sync", "wait"),
+    )  # fmt: skip
+    yield from _grid.cells("GRP-05", alone, 1, 3, together=True)
     sizes = every_cell(OPERATIONS, ["int32"], root=(0, 1, 4))
     yield from _grid.cells("GRP-13", sizes, 1, 2, 3, 5, 8)

@@ -25,6 +25,13 @@ def drops_own_timeouts(group: Any, call: Any, *args: Any) -> Any:
     return call(*args)
 
 
+@spoils("alltoall")
+def drops_own_timeouts_of_lists(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: the timeout of a single all_to_all of lists is ignored."""
+    args[-1].timeout = timedelta(milliseconds=-1)
+    return call(*args)
+
+
 @spoils_work("wait", "allreduce", "broadcast", "allgather")
 def ignores_the_waiter(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: wait(timeout) waits without one."""

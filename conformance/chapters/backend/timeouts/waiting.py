@@ -9,102 +9,64 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, judged, unlike
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.description import Place
 from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import own_seconds
 
 #: The timeout under test, and how much later it may come on a busy machine; and a timeout that is out of reach.
 TIMEOUT_S, _LATE_S, _LONG_S = 0.8, 4.0, 100.0
 _PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
 
-Call = Callable[[RankContext, Any, timedelta | None], Any]
-
-
-def _tensor(ctx: RankContext) -> torch.Tensor:
-    return torch.ones(8, device=ctx.device)
-
-
-def _options(kind: Callable[[], Any], timeout: timedelta | None, **values: Any) -> Any:
-    options = kind()
-    for name, value in {**values, **({} if timeout is None else {"timeout": timeout})}.items():
-        setattr(options, name, value)
-    return options
-
-
-def _slots(ctx: RankContext) -> list[torch.Tensor]:
-    return [_tensor(ctx) for _ in range(ctx.world_size)]
-
-
-#: What the ranks but the last one call, by the group's method, with a timeout of the operation's own if there is one.
-CALLS: Mapping[str, Call] = {
-    "all_reduce": lambda ctx, group, own: group.allreduce([_tensor(ctx)], _options(c10d.AllreduceOptions, own)),
-    "broadcast": lambda ctx, group, own: group.broadcast(
-        [_tensor(ctx)], _options(c10d.BroadcastOptions, own, rootRank=ctx.world_size - 1)
-    ),
-    "all_gather": lambda ctx, group, own: group.allgather(
-        [_slots(ctx)], [_tensor(ctx)], _options(c10d.AllgatherOptions, own)
-    ),
-    "reduce": lambda ctx, group, own: group.reduce([_tensor(ctx)], _options(c10d.ReduceOptions, own, rootRank=0)),
-    "gather": lambda ctx, group, own: group.gather(
-        [_slots(ctx)] if ctx.rank == 0 else [], [_tensor(ctx)], _options(c10d.GatherOptions, own, rootRank=0)
-    ),
-    "scatter": lambda ctx, group, own: group.scatter(
-        [_tensor(ctx)], [], _options(c10d.ScatterOptions, own, rootRank=ctx.world_size - 1)
-    ),
-    "all_to_all_single": lambda ctx, group, own: group.alltoall_base(
-        torch.ones(2 * ctx.world_size), torch.ones(2 * ctx.world_size), [], [], _options(c10d.AllToAllOptions, own)
-    ),
-    "reduce_scatter_single": lambda ctx, group, own: group._reduce_scatter_base(
-        _tensor(ctx), torch.ones(8 * ctx.world_size), _options(c10d.ReduceScatterOptions, own)
-    ),
-    "barrier": lambda ctx, group, own: group.barrier(_options(c10d.BarrierOptions, own)),
-    "recv": lambda ctx, group, own: group.recv([_tensor(ctx)], ctx.world_size - 1, 0),
-}
-#: Of these only the root waits, or only the others.
-_WAITS: Mapping[str, Callable[[int], bool]] = {"gather": lambda rank: rank == 0, "reduce": lambda rank: rank == 0}
-
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
     operation, whose = scenario.arguments["operation"], scenario.arguments["whose"]
     first = f"{operation} whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
-    return (first, "a second wait() after it", "the Work after it", "the error of the Work after it")
+    return (
+        first, "a second wait() after it", "the Work after it", "the error of the Work after it",
+        "the future of the Work after it",
+    )  # fmt: skip
 
 
 @judged(
     "nobody_comes", _names,
-    speaks_for={"a second*": ("WORK-05",), "the Work after*": ("WORK-07",), "the error of*": ("WORK-19",)},
+    speaks_for={
+        "a second*": ("WORK-05",), "the Work after*": ("WORK-07",), "the error of*": ("WORK-19",),
+        "the future of*": ("WORK-12",),
+    },
 )  # fmt: skip
 def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` on all ranks but the last; `whose` timeout ends it: the group's, the operation's or wait's."""
-    operation, whose = str(ctx.arguments["operation"]), str(ctx.arguments["whose"])
-    first, second, after, held = _names(ctx.scenario)
-    waits = _WAITS.get(operation, lambda rank: True)
+    operation, whose, last = str(ctx.arguments["operation"]), str(ctx.arguments["whose"]), ctx.world_size - 1
+    first, second, after, held, future = _names(ctx.scenario)
+    place = Place(ctx.rank, ctx.world_size, last if operation in ("broadcast", "scatter") else 0)
+    cell = Cell(operation, lifetime="wait", path="group", root=place.root)
     seen: dict[str, Any] = {}
 
     def nobody() -> str:
         of_group = timedelta(seconds=TIMEOUT_S if whose == "the group's timeout" else _LONG_S)
         group = dist.new_group(timeout=of_group)
-        board, others = Board("timeout"), range(ctx.world_size - 1)
+        board, others = Board("timeout"), range(last)
         if ctx.rank not in others:
             board.lacking([f"raised/{rank}" for rank in others], _PATIENCE)
             return ""
         own = timedelta(seconds=TIMEOUT_S) if whose == "the operation's timeout" else None
         began, raised = time.monotonic(), ""
         try:
-            work = CALLS[operation](ctx, group, own)
-            seen["work"] = work
-            if whose == "wait's timeout":
-                work.wait(timedelta(seconds=TIMEOUT_S))
-            else:
-                work.wait()
+            for work in Tensors.of(Truth(cell, place), ctx.device).issue(group, own).works:
+                seen["work"] = work
+                work.wait(*([timedelta(seconds=TIMEOUT_S)] if whose == "wait's timeout" else []))
         except Exception as error:
             raised = str(error) or type(error).__name__
         took_s = time.monotonic() - began
         board.put(f"raised/{ctx.rank}")
-        if not waits(ctx.rank):
+        if not cell.what.needs_rank(place, last):
             seen.clear()
             return ""
         if not raised:
@@ -114,29 +76,39 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
             return f"raised after {took_s:.1f} s, expected about {TIMEOUT_S:g} s: {raised}"
         return ""
 
-    def again() -> str:
-        if "work" not in seen or whose == "wait's timeout":
-            return ""
+    def of_failed(asked: Callable[[Any], str]) -> Trial:
+        return lambda: asked(seen["work"]) if "work" in seen and whose != "wait's timeout" else ""
+
+    def again(work: Any) -> str:
         try:
-            seen["work"].wait(timedelta(seconds=TIMEOUT_S))
+            work.wait(timedelta(seconds=TIMEOUT_S))
         except Exception:
             return ""
         return "wait() raised nothing the second time"
 
-    def terminal() -> str:
-        if "work" not in seen or whose == "wait's timeout":
-            return ""
-        return unlike("is_completed() of a Work that failed is", seen["work"].is_completed(), True)
+    def terminal(work: Any) -> str:
+        return unlike("is_completed() of a Work that failed is", work.is_completed(), True)
 
-    def failed() -> str:
-        if "work" not in seen or whose == "wait's timeout":
-            return ""
-        status = seen["work"].is_success(), seen["work"].exception() is not None
+    def failed(work: Any) -> str:
+        status = work.is_success(), work.exception() is not None
         return unlike(
             "is_success() of a Work that failed, and whether it has an exception(), are", status, (False, True)
         )
 
-    return {first: nobody, second: again, after: terminal, held: failed}
+    def of_future(work: Any) -> str:
+        try:
+            asked = work.get_future()
+        except RuntimeError:
+            return ""  # that there is one is for others to ask
+        if not any(asked.done() for _ in own_seconds(_LATE_S, pause_s=0.01)):
+            return f"the future of a Work that failed was still not done after {_LATE_S:g} s"
+        try:
+            return f"the future of a Work that failed holds {asked.value()}, expected an error"
+        except Exception:
+            return ""
+
+    trials = {second: again, after: terminal, held: failed, future: of_future}
+    return {first: nobody, **{name: of_failed(asked) for name, asked in trials.items()}}
 
 
 def _slow_name(scenario: Scenario) -> tuple[str, ...]:

@@ -274,3 +274,24 @@ def asks_by_waiting(work: WorkAround, ask: Any) -> bool:
     """BUG: is_completed() of a broadcast waits until it can say yes."""
     work.wait()
     return bool(ask())
+
+
+@spoils_work("is_completed", "barrier")
+def takes_barriers_for_done(work: WorkAround, ask: Any) -> bool:
+    """BUG: a barrier counts as completed at once."""
+    return True
+
+
+@spoils_work("get_future", "allreduce")
+def hides_errors_from_futures(work: WorkAround, get_future: Any) -> Any:
+    """BUG: the future of an all_reduce that failed holds nothing, as if it had not."""
+    answer: Any = torch.futures.Future()
+
+    def ends(future: Any) -> None:
+        try:
+            answer.set_result(future.value())
+        except RuntimeError:
+            answer.set_result(None)
+
+    get_future().add_done_callback(ends)
+    return answer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import CALLED, OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("works")
@@ -29,7 +29,7 @@ def scenarios() -> Iterator[Scenario]:
     for requirement, lifetimes in _OF_LIFETIMES.items():
         cells = [
             Cell(operation, dtype, numel=numel, root=1, lifetime=lifetime, path=path)
-            for operation in OPERATIONS
+            for operation in CALLED
             for lifetime in lifetimes
             for dtype, numel in (("float32", 9), ("int64", 2000))
             for path in ("public", "group")
@@ -41,8 +41,8 @@ def scenarios() -> Iterator[Scenario]:
     used = {"numel": (9, 50_000), "root": (0, 1), "peer": "late", "lifetime": ("sync", "wait")}
     yield from _grid.cells("WORK-21", every_cell(OPERATIONS, ["float32"], **used), 2, 3)
     for world_size in (2, 3, 4):
-        for called in each("operation", tuple(OPERATIONS)):
-            needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
+        for called in each("operation", tuple(CALLED)):
+            needs = tuple(filter(None, [CALLED[called.arguments["operation"]].needs]))
             given = {"also": ("WORK-18",), "needs": needs}
             yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, **given)
         yield from _grid("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
