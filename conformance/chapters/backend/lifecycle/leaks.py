@@ -15,15 +15,19 @@ import torch.distributed as dist
 from conformance.chapters.backend.lifecycle.held import handles, resident_bytes
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
+from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import own_seconds
 
-_NUM_GROUPS, _NUM_OPERATIONS = 12, 500
+_NUM_GROUPS, _NUM_OPERATIONS = 16, 500
+_KINDS = ("twin", "without-0", "ends", "alone")
 #: 32 KiB, which backends treat as short; `kept_memory` has the long ones.
 _NUMEL = 8000
 #: So many descriptors, and threads, may ten times as many operations leave.
 _MOST_LEFT = 10
+#: So many a fourth of the groups may leave.
+_MOST_OF_GROUPS = 6
 #: Threads and descriptors of a destroyed group have so long to go, where the machine lets them.
 _PATIENCE_S = 2.0
 _NAMES = (
@@ -40,18 +44,24 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
     """Make and destroy groups, and call many operations; count what is left."""
 
     def make_groups() -> None:
-        for _ in range(_NUM_GROUPS):
-            group = dist.new_group()
-            tensor = torch.ones(1, device=ctx.device)
-            dist.all_reduce(tensor, group=group)
-            dist.broadcast(tensor, 0, group=group)
-            dist.all_gather([torch.empty_like(tensor) for _ in range(ctx.world_size)], tensor, group=group)
-            if "send_recv" in ctx.declared:
-                sending: Any = dist.isend(tensor, group=group, group_dst=(ctx.rank + 1) % ctx.world_size)
-                dist.recv(torch.empty_like(tensor), group=group, group_src=(ctx.rank - 1) % ctx.world_size)
-                sending.wait()
-            dist.barrier(group=group)
-            dist.destroy_process_group(group)
+        for number in range(_NUM_GROUPS):
+            name = _KINDS[number % len(_KINDS)]
+            groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
+            group = groups.get(name)
+            if ctx.rank in members_of(name, ctx.rank, ctx.world_size):
+                use(group)
+            groups.destroy()
+
+    def use(group: Any) -> None:
+        rank, size, tensor = group.rank(), group.size(), torch.ones(1, device=ctx.device)
+        dist.all_reduce(tensor, group=group)
+        dist.broadcast(tensor, group=group, group_src=0)
+        dist.all_gather([torch.empty_like(tensor) for _ in range(size)], tensor, group=group)
+        if "send_recv" in ctx.declared and size > 1:
+            sending: Any = dist.isend(tensor, group=group, group_dst=(rank + 1) % size)
+            dist.recv(torch.empty_like(tensor), group=group, group_src=(rank - 1) % size)
+            sending.wait()
+        dist.barrier(group=group)
 
     def operate(number: int = _NUM_OPERATIONS) -> None:
         for _ in range(number):
@@ -79,7 +89,7 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
         return "" if grown < most else f"the process has grown by {grown} bytes in {_NUM_OPERATIONS} operations"
 
     return {
-        _NAMES[0]: lambda: left(make_groups, _NUM_GROUPS // 2),
+        _NAMES[0]: lambda: left(make_groups, _MOST_OF_GROUPS),
         _NAMES[1]: lambda: left(lambda: operate(10 * _MOST_LEFT), _MOST_LEFT), _NAMES[2]: memory,
     }  # fmt: skip
 

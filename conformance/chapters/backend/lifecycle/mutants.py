@@ -7,6 +7,8 @@ import os
 import threading
 from typing import Any
 
+import torch.distributed as dist
+
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import WorkAround, WorkDone, finished, of_class, spoils
 
@@ -77,12 +79,26 @@ def keeps_a_descriptor_of_gathers(group: Any, call: Any, *args: Any) -> Any:
     return call(*args)
 
 
+_kept_groups: list[Any] = []
+
+
 @spoils("allgather")
 def keeps_copies(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
     """BUG: an all_gather keeps a copy of what it sent and got."""
     work = finished(call(outputs, inputs, *options))
     _kept.extend(one.clone() for one in outputs[0])
     return work
+
+
+@of_class
+class keeps_what_is_smaller_than_the_world(Relay):
+    """BUG: a group that has not all ranks is not shut down, and leaves its threads and descriptors."""
+
+    def shutdown(self) -> None:
+        if dist.is_initialized() and self.size() < dist.get_world_size():
+            _kept_groups.append(self.inner)
+        else:
+            super().shutdown()
 
 
 @of_class
