@@ -17,11 +17,11 @@ _DECLARED = frozenset(DTYPES) & CAPABILITIES
 def needs_of(scenario: Scenario) -> frozenset[str]:
     """Return what a scenario needs: what it lists, and what follows from its options, its model and its dtypes.
 
-    Subjects declare options, backends dtypes, and both sparse gradients, so that no chapter must think of them.
+    Subjects declare options, backends dtypes, and both what sparse gradients take, so that no chapter must think of them.
     """
     # Where some cells may need what is not declared, these are not tried, and the others are.
     named = {scenario.dtype, *(() if scenario.arguments.get("has_undeclared") else _texts(scenario.arguments))}
-    has_sparse = get_fixture(scenario.model).sparse or "sparse" in {*named, *scenario.needs}
+    has_sparse = get_fixture(scenario.model).sparse or "sparse" in named or "sparse_gradients" in scenario.needs
     sparse = {"sparse", "sparse_gradients"} if has_sparse else set()
     needs = {*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse}
     return frozenset(needs) - lacks_of(scenario)

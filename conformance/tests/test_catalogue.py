@@ -12,6 +12,7 @@ from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, load_catalogue, read_catalogue
 from conformance.spec.cheapest import one_per_requirement
+from conformance.spec.profile import in_profile
 from conformance.subjects.subject import CAPABILITIES
 from conformance.suite import Selection, check_scenarios, load_scenarios
 
@@ -206,3 +207,10 @@ def test_scenarios_need_only_capabilities_that_somebody_can_declare() -> None:
     declarable = CAPABILITIES | OF_BACKENDS
     needed = {need for scenario in load_scenarios() for need in scenario.needs}
     assert needed - declarable == set()
+
+
+def test_what_a_backend_declares_is_judged_without_a_ddp() -> None:
+    """Else a backend could declare it, do it wrong, and pass. Streams are judged by chapter devices alone."""
+    scenarios = in_profile("backend", load_scenarios(), load_catalogue())
+    judged = {need for scenario in scenarios for need in scenario.needs} - {"streams"}
+    assert judged == OF_BACKENDS - {"streams"}

@@ -213,7 +213,9 @@ def _shared_memory() -> Iterator[Scenario]:
 
 def _sparse_sums() -> Iterator[Scenario]:
     rows = each("rows", ("all", "first", "none"))
-    yield from _grid("GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse",), also=("GRAD-20",))
+    yield from _grid(
+        "GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse_gradients",), also=("GRAD-20",)
+    )
 
 
 def _shared_outputs() -> Iterator[Scenario]:

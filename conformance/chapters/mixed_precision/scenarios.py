@@ -127,7 +127,7 @@ def _cases() -> Iterator[Scenario]:
     ):
         also = Variant(also=("MIXED-03", "MIXED-10") if case == "layers" else ())
         yield from _case(requirement, case, (2, 3), _BOTH, also)
-    sparse = Variant(needs=("sparse",))
+    sparse = Variant(needs=("sparse_gradients",))
     yield from _case("MIXED-22", "sparse", 2, sparse, (_precision("", param_dtype="float32"), _BRAIN))
     yield from _case("MIXED-08", "ignored_layer", 2, _IN_HALF)
     yield from _case("MIXED-08", "not_ignored", 2, _IN_HALF)

@@ -28,7 +28,7 @@ _NEEDS = {
     "delayed_all_reduce": "delay_all_reduce",
     "skip_all_reduce_unused_params": "skip_all_reduce_unused_params",
     "ignored_parameters": "ignored_parameters",
-    "sparse_gradients": "sparse",
+    "sparse_gradients": "sparse_gradients",
     "update_process_group": "update_process_group",
 }
 

@@ -196,3 +196,27 @@ def begins_at_the_least_number(group: Any, call: Any, tensors: Any, *options: An
             if each.is_floating_point():
                 each.clamp_(min=torch.finfo(each.dtype).min)
     return work
+
+
+@spoils("allreduce")
+def sums_at_its_own_places(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of a sum of sparse tensors each rank gets the places alone that it has itself."""
+    (tensor,) = tensors
+    if not tensor.is_sparse:
+        return call(tensors, *options)
+    mine = tensor.coalesce().indices()
+    work = finished(call(tensors, *options))
+    tensor.copy_(torch.sparse_coo_tensor(mine, tensor.to_dense()[tuple(mine)], tensor.shape))
+    return work
+
+
+@spoils("allreduce")
+def takes_the_first_rank_for_empty(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: where a rank's sparse tensor has no places, it takes the whole sum for empty."""
+    (tensor,) = tensors
+    if not tensor.is_sparse or tensor._nnz():
+        return call(tensors, *options)
+    none = tensor.clone()
+    work = finished(call(tensors, *options))
+    tensor.copy_(none)
+    return work

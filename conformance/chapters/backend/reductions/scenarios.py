@@ -38,6 +38,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("OP-11", small, 2, 3)
     great = every_cell(REDUCING, FLOATS, op=("SUM", "AVG", "PRODUCT", "MAX", "MIN"), numel=(8, 300), data="extremes")
     yield from _grid.cells("OP-12", great, 2, 3)
+    yield from _grid("OP-13", "sparse", "sums_of_sparse_tensors", (2, 3), needs=("sparse",))
     every_way = [
         Cell(operation, "int32", op, path=path, lifetime=lifetime, root=1)
         for operation in REDUCING
