@@ -17,7 +17,8 @@ _DECLARED = frozenset(DTYPES) & CAPABILITIES
 def needs_of(scenario: Scenario) -> frozenset[str]:
     """Return what a scenario needs: what it lists, and what follows from its options, its model and its dtypes.
 
-    Subjects declare options, backends dtypes, and both what sparse gradients take, so that no chapter must think of them.
+    Subjects declare options, backends dtypes; what sparse gradients need of both follows, so that no chapter must
+    think of it.
     """
     # Where some cells may need what is not declared, these are not tried, and the others are.
     named = {scenario.dtype, *(() if scenario.arguments.get("has_undeclared") else _texts(scenario.arguments))}
