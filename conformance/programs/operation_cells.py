@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.programs.operations.calls import device_backend, issue, wait_tensors
+from conformance.programs.operations.calls import device_backend, issue, wait_for_device, wait_tensors
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
@@ -22,7 +22,7 @@ from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.kinds import KINDS
-from conformance.programs.operations.lifetimes import Patience, complete
+from conformance.programs.operations.lifetimes import OF_FUTURES, Patience, complete
 from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
 from conformance.programs.rank_context import RankContext, Unsupported
@@ -252,19 +252,22 @@ class _Trial:
                 self._reuse_memory(inputs)
             first = _Written(list(issued.outputs))
             how = (cell.lifetime, self._barrier, self._patience, first.overwrite)
-            wrong_work = (complete(issued, *how) or first.wrong()) if issued.works else ""
+            wrong_work = complete(issued, *how) if issued.works else ""
+            written_over = first.wrong()
             if cell.lifetime == "dropped" and not issued.works:
                 self._barrier()
         results = list(issued.outputs)
         if cell.path == "functional":
             results = wait_tensors(results)
         self._look_round(inputs, outputs)
-        return results, wrong_work, beside.wrong
+        return results, wrong_work or written_over, beside.wrong
 
     def _write_over(self, inputs: list[Arena], outputs: list[Arena], *, keeps: bool) -> None:
         """Use the tensors for something else, as a caller may; `keeps`: but not those with the results."""
         if self._cell.lifetime == "dropped" and self._cell.what.of_pairs:
             return  # a barrier waits for no message
+        if self._cell.lifetime in OF_FUTURES:
+            wait_for_device()  # a future that holds no tensor, as that of a gather that only sends, orders no stream
         shares = self._cell.in_place or self._cell.what.in_place or self._cell.reads == WITH_OUTPUTS
         if keeps and shares:
             return

@@ -138,6 +138,20 @@ class SimWork(dist.Work):
         return self._future
 
 
+class SimBarrier(SimWork):
+    """A barrier that has begun: it holds the host of whoever waits for it."""
+
+    def is_completed(self) -> bool:
+        """Tell whether every rank has come, and what was before it on the group's stream is over."""
+        return all(inner.is_completed() for inner in self._inners) and super().is_completed()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return gloo's future, which is complete when every rank has come."""
+        (inner,) = self._inners
+        future: torch.futures.Future[Any] = inner.get_future()
+        return future
+
+
 class SimGroup(dist.ProcessGroup):
     """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
 
@@ -201,10 +215,9 @@ class SimGroup(dist.ProcessGroup):
         self._inner.shutdown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
-        """Wait for all ranks; who waits for the work is ordered after what the group did before on this device."""
+        """Begin a barrier; who waits for it is ordered after what the group did before on this device."""
         self._num_launched += 1
-        self._inner.barrier().wait()
-        return SimWork(self._streams.get(torch.accelerator.current_device_index()), [])
+        return SimBarrier(self._streams.get(torch.accelerator.current_device_index()), [], [self._inner.barrier()])
 
     def _start_coalescing(self, device_type: torch.device) -> None:
         self._coalescing = []

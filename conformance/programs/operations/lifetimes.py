@@ -26,6 +26,10 @@ _SHORTER_S = {_PATIENCE_S: 0.5, 0.5: 0.1, 0.1: 0.1}
 _LINGER_S, _MOST_IN_VAIN = 0.3, 3
 
 
+#: By which the future alone tells that an operation is done.
+OF_FUTURES = ("future", "future-polled", "value", "then", "then-late")
+
+
 class Patience:
     """How long a rank waits for what is due, in one scenario: less, once it has waited in vain."""
 
@@ -109,6 +113,8 @@ def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> s
         return ""
     if came.shape != wanted.shape or came.dtype != wanted.dtype:
         return f"{says} {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
+    if len(held) > 1 and all(any(torch.equal(one, output) for output in outputs) for one in held):
+        return f"{says} the outputs, but not in their order"
     first = int((came != wanted).nonzero()[0])
     return f"{says} {came[first].item()} as element {first}, where the output has {wanted[first].item()}"
 

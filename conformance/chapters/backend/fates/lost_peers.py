@@ -190,9 +190,9 @@ class _Call:
         self._issued = self._tensors.issue(self._group)
 
     def wait(self) -> None:
-        """Wait for what is under way."""
-        if self._issued.works:
-            complete(self._issued, "wait", lambda: None, Patience())
+        """Wait for what is under way: for a message that is to come before one that is sent, which may be done."""
+        if works := self._issued.works[::-1]:
+            complete(Issued(works, self._issued.outputs), "wait", lambda: None, Patience())
 
     def wrong(self) -> str:
         """Return what is wrong with the results; empty if nothing is."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
@@ -268,6 +269,10 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
     def begun() -> Any:
         return dist.barrier(group=group, async_op=True)
 
+    def by_its_future() -> None:
+        begun().get_future().wait()
+        wait_for_device()  # of which a future orders the stream, and does not hold the host
+
     def in_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(dist.barrier, group=group).result()
@@ -281,7 +286,7 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
         _BARRIERS[0]: lambda: held(lambda: dist.barrier(group=group)),
         _BARRIERS[1]: lambda: held(lambda: begun().wait()),
         _BARRIERS[2]: lambda: held(lambda: group.barrier().wait()),
-        _BARRIERS[3]: lambda: held(lambda: begun().get_future().wait()),
+        _BARRIERS[3]: lambda: held(by_its_future),
         _BARRIERS[4]: lambda: held(in_thread),
         _BARRIERS[5]: lambda: held(behind_a_sum),
         **{name: partial(each_late, of) for name, of in zip(_BARRIERS[6:], ("world", *_OF_GROUPS), strict=True)},

@@ -267,3 +267,19 @@ class counts_parts_on_one_rank(Relay):
 
     def _get_sequence_number_for_group(self) -> int:
         return super()._get_sequence_number_for_group() + self.more
+
+
+_one_at_a_time = threading.Lock()
+
+
+@spoils("send", "recv")
+def holds_its_lock_while_it_waits(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: who waits for a message holds the lock that every call of send and recv takes."""
+
+    class Locked(WorkAround):
+        def wait(self, *timeout: Any) -> bool:
+            with _one_at_a_time:
+                return super().wait(*timeout)
+
+    with _one_at_a_time:
+        return Locked(call(*args))
