@@ -26,7 +26,7 @@ from conformance.programs.operations.data import (
     reduced,
     sentinel,
 )
-from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Place
+from conformance.programs.operations.description import CALLED, OPERATIONS, SUMMED, Block, Operation, Place
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
 from conformance.programs.operations.pairs import covered, paired_cells, possible
@@ -161,6 +161,14 @@ def test_every_output_of_every_operation_is_sent_by_somebody() -> None:
                 for block in blocks:
                     sources = [block.source] if block.source >= 0 else [0, 1, 2] if block.source == -2 else []
                     assert {(source, block.target, block.length) for source in sources} <= sent
+
+
+@pytest.mark.parametrize("operation", CALLED.values(), ids=CALLED)
+def test_a_call_without_the_last_rank_is_one_that_some_other_rank_cannot_end(operation: Operation) -> None:
+    """Else nobody would wait for the rank that a scenario lets die, or come late."""
+    for size in (2, 3):
+        root = operation.root_needing(size - 1)
+        assert any(operation.needs_rank(Place(rank, size, root), size - 1) for rank in range(size - 1))
 
 
 def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby, product
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from conformance.chapters.grid import Grid, Worlds
 from conformance.chapters.variants import ENDS_SOON, Variant, arguments, each, fields
 from conformance.programs.operations.cell import Cell, distinct
+from conformance.programs.operations.description import Operation
 from conformance.scenario import Scenario
 
 #: So many cells at most are in one scenario: a cell that hangs costs those behind it.
@@ -23,6 +24,14 @@ def every_cell(operations: Iterable[str], dtypes: Iterable[str], **axes: Any) ->
         Cell(operation, dtype, **dict(zip(axes, chosen, strict=True)))
         for operation, dtype, *chosen in product(operations, dtypes, *values)
     ]
+
+
+def each_operation(operations: Mapping[str, Operation]) -> tuple[Variant, ...]:
+    """Return a variant for each operation as the program's argument, with what it needs."""
+    return tuple(
+        called | Variant(needs=tuple(filter(None, [what.needs])))
+        for called, what in zip(each("operation", operations), operations.values(), strict=True)
+    )
 
 
 def of_subgroup(cells: Iterable[Cell]) -> list[Cell]:

@@ -79,6 +79,10 @@ class Operation:
         blocks = [block for blocks in self.outputs(place) for block in blocks]
         return any(block.length > 0 and block.source in (SUMMED, rank) for block in blocks)
 
+    def root_needing(self, rank: int) -> int:
+        """Return the root with which others need `rank`, or the root does: itself if the root sends, else 0."""
+        return rank if self.rooted and self.needs_rank(Place(0, 2, root=1), 1) else 0
+
 
 def _nothing(place: Place) -> tuple[Blocks, ...]:
     return ()

@@ -17,7 +17,7 @@ from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import Place
+from conformance.programs.operations.description import CALLED, Place
 from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.lifetimes import Patience, complete
@@ -103,7 +103,7 @@ class _Peers:
             return self._meet_its_fate()
         if not is_async:
             self._board.lacking(["going"], self._patience)
-        call = _Call(self._ctx, self._group, root=self._last)
+        call = _Call(self._ctx, self._group, self._last)
         began = time.monotonic()
         try:
             call.issue()
@@ -150,7 +150,7 @@ class _Peers:
             if self._fate != "raising":
                 raise
         if self._fate == "late":
-            call = _Call(self._ctx, self._group, root=self._last)
+            call = _Call(self._ctx, self._group, self._last)
             call.issue()
             call.wait()
             return call.wrong()
@@ -173,9 +173,9 @@ class _Peers:
 class _Call:
     """One operation with its tensors; its root is the rank that is lost, if it sends, else rank 0."""
 
-    def __init__(self, ctx: RankContext, group: Any, root: int) -> None:
+    def __init__(self, ctx: RankContext, group: Any, lost: int) -> None:
         operation = str(ctx.arguments["operation"])
-        place = Place(ctx.rank, ctx.world_size, root if operation in ("broadcast", "scatter") else 0)
+        place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(lost))
         lifetime = "wait" if ctx.arguments["calling"] == "async" else "sync"
         self._tensors = Tensors.of(Truth(Cell(operation, lifetime=lifetime, root=place.root), place), ctx.device)
         self._group, self._issued = group, Issued((), ())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid
-from conformance.chapters.variants import each
+from conformance.chapters.backend.in_backend import BackendGrid, each_operation
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
@@ -14,9 +13,8 @@ _grid = BackendGrid("lifecycle")
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
-    for called in each("operation", tuple(OPERATIONS)):
-        needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
-        yield from _grid("LIFE-06", "memory-of", "kept_memory", (2, 3), called, needs=needs, deadline_s=30.0)
+    for called in each_operation(OPERATIONS):
+        yield from _grid("LIFE-06", "memory-of", "kept_memory", (2, 3), called, deadline_s=30.0)
     yield from _grid("LIFE-03", "exits", "exits_without_destroy", 2, deadline_s=60.0)
     yield from _grid("LIFE-10", "anew", "begins_anew", 2, deadline_s=60.0)
     for world_size in (2, 3):

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.chapters.backend.messages.message import (
-    first_of,
     irecv,
     isend,
     message,
@@ -142,4 +141,4 @@ def _one_beside_anybody(ctx: RankContext, receiver: int) -> str:
     found = [_read(ctx, one) for one in rooms]
     lost = [_unreadable(one) for one, which in zip(rooms, found, strict=True) if not which]
     senders = sorted(which[0] for which in found if which)
-    return first_of([wrong_message(ctx, room, known), *lost, unlike("the others' senders were", senders, others)])
+    return first_wrong(wrong_message(ctx, room, known), *lost, unlike("the others' senders were", senders, others))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell
 from conformance.chapters.backend.ordering.concurrency import OWN_ORDER, RING, THREADS
-from conformance.chapters.variants import Variant, dashed, each
+from conformance.chapters.variants import Variant, dashed
 from conformance.programs.operations.description import CALLED, OPERATIONS
 from conformance.scenario import Scenario
 
@@ -30,8 +30,7 @@ def scenarios() -> Iterator[Scenario]:
     for operation, needs in (("all_reduce", ()), ("broadcast", ()), ("send_recv", ("send_recv",))):
         called = Variant(dashed(operation), arguments={"operation": operation}, needs=needs)
         yield from _grid("ORD-11", "65636", "many_numbers", 2, called, deadline_s=60.0)
-    for called in each("operation", tuple(CALLED)):
-        of_operation = tuple(filter(None, [CALLED[called.arguments["operation"]].needs]))
-        yield from _grid("ORD-06", "", "calls_beside_a_wait", (2, 3), called, needs=of_operation)
+    for called in each_operation(CALLED):
+        yield from _grid("ORD-06", "", "calls_beside_a_wait", (2, 3), called)
     for world_size in (2, 3):
         yield from _grid.disagreements("ORD-12", "operation", world_size)

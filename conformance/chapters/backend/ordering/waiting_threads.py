@@ -11,7 +11,7 @@ from datetime import timedelta
 from conformance.programs.judged import Trial, first_wrong, judged
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import Place
+from conformance.programs.operations.description import CALLED, Place
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
@@ -33,7 +33,7 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 def calls_beside_a_wait(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation`, have a thread wait for it, and call it again; the last rank comes after that. All run it."""
     operation, last = str(ctx.arguments["operation"]), ctx.world_size - 1
-    root = last if operation in ("broadcast", "scatter") else 0
+    root = CALLED[operation].root_needing(last)
     board, cell = Board("beside a wait"), Cell(operation, "int64", lifetime="wait", root=root)
     first, second = (
         Tensors.of(Truth(cell, Place(ctx.rank, ctx.world_size, root, turn=turn)), ctx.device) for turn in range(2)

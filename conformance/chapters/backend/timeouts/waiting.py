@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import Place
+from conformance.programs.operations.description import CALLED, Place
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
@@ -45,7 +45,7 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` on all ranks but the last; `whose` timeout ends it: the group's, the operation's or wait's."""
     operation, whose, last = str(ctx.arguments["operation"]), str(ctx.arguments["whose"]), ctx.world_size - 1
     first, second, after, held, future = _names(ctx.scenario)
-    place = Place(ctx.rank, ctx.world_size, last if operation in ("broadcast", "scatter") else 0)
+    place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(last))
     cell = Cell(operation, lifetime="wait", path="group", root=place.root)
     seen: dict[str, Any] = {}
 

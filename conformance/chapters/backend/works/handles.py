@@ -15,7 +15,7 @@ import torch.distributed as dist
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import OPERATIONS, Place
+from conformance.programs.operations.description import CALLED, OPERATIONS, Place
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
@@ -48,7 +48,7 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
 
     def call() -> str:
         operation = str(ctx.arguments["operation"])
-        place = Place(ctx.rank, ctx.world_size, last if operation in ("broadcast", "scatter") else 0)
+        place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(last))
         cell = Cell(operation, "int64", lifetime="wait", root=place.root)
         tensors = Tensors.of(Truth(cell, place), ctx.device)
         if ctx.rank == last:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.variants import each
+from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import CALLED, OPERATIONS
 from conformance.scenario import Scenario
@@ -41,10 +40,8 @@ def scenarios() -> Iterator[Scenario]:
     used = {"numel": (9, 50_000), "root": (0, 1), "peer": "late", "lifetime": ("sync", "wait")}
     yield from _grid.cells("WORK-21", every_cell(OPERATIONS, ["float32"], **used), 2, 3)
     for world_size in (2, 3, 4):
-        for called in each("operation", tuple(CALLED)):
-            needs = tuple(filter(None, [CALLED[called.arguments["operation"]].needs]))
-            given = {"also": ("WORK-18",), "needs": needs}
-            yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, **given)
+        for called in each_operation(CALLED):
+            yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, also=("WORK-18",))
         yield from _grid("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
         yield from _grid("WORK-20", "waiting", "callbacks_that_wait", world_size)
         yield from _grid("WORK-06", "status", "status_of_works", world_size, also=("WORK-08", "WORK-04", "WORK-03"))
