@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import count, groupby, product
 from typing import Any
 
 from conformance.chapters.grid import Grid, Worlds
@@ -13,6 +13,9 @@ from conformance.programs.operations.cell import Cell, distinct
 from conformance.programs.operations.description import Operation
 from conformance.scenario import Scenario
 
+#: What needs no capability; and elements of a part, up to more than a MiB of them. No two of the numbers have a factor
+#: in common, so that all meet.
+_DTYPES, _SIZES, _MOST_BEFORE = ("float32", "int64", "float64", "int32"), (7, 1, 5000, 70_001, 300_007), 3
 #: So many cells at most are in one scenario: a cell that hangs costs those behind it.
 MOST_CELLS = 40
 
@@ -32,6 +35,13 @@ def each_operation(operations: Mapping[str, Operation]) -> tuple[Variant, ...]:
         called | Variant(needs=tuple(filter(None, [what.needs])))
         for called, what in zip(each("operation", operations), operations.values(), strict=True)
     )
+
+
+def tensors_by_turns() -> Iterator[Mapping[str, Any]]:
+    """Yield without end what the tensors of a call that is going to fail are: a backend may lose an error of some."""
+    for number in count():
+        dtype, numel = _DTYPES[number % len(_DTYPES)], _SIZES[number % len(_SIZES)]
+        yield {"dtype": dtype, "numel": numel, "before": number % _MOST_BEFORE}
 
 
 def of_subgroup(cells: Iterable[Cell]) -> list[Cell]:

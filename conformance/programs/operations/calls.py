@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -60,6 +61,9 @@ def issue(
         return Issued((), tuple(_functional(cell, group, place, inputs)))
     if cell.path == "public":
         given = _public(cell, group, place, inputs, outputs)
+    elif cell.path == "other-thread":
+        with ThreadPoolExecutor(1) as threads:
+            given = threads.submit(_public, cell, group, place, inputs, outputs).result()
     else:
         given = _method(cell, group if cell.path == "group" else backend, place, inputs, outputs, timeout)
     works = given if isinstance(given, list) else [given]

@@ -16,12 +16,13 @@ BITWISE = ("BAND", "BOR", "BXOR")
 #: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one;
 #: one-empty: of the tensors of a coalesced call one has no elements.
 FORMS = ("flat", "scalar", "plane", "deep", "stacked", "one-empty")
-#: Ways to an operation: torch's function, the group's method, the backend's, the functional one, the debug wrapper's.
-PATHS = ("public", "group", "backend", "functional", "detail")
+#: Ways to an operation: torch's function, the group's method, the backend's, the functional one, torch's function as
+#: another thread calls it, and the debug wrapper's.
+PATHS = ("public", "group", "backend", "functional", "other-thread", "detail")
 #: What becomes of the Work: see `lifetimes`.
 LIFETIMES = (
-    "sync", "wait", "wait-late", "wait-twice", "polled", "future", "future-polled", "value", "result", "then",
-    "then-late", "dropped", "inputs-dropped", "thread",
+    "sync", "wait", "wait-late", "wait-twice", "wait-timeout", "polled", "future", "future-polled", "value", "result",
+    "then", "then-late", "dropped", "inputs-dropped", "thread",
 )  # fmt: skip
 #: Who communicates: see `groups`.
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
@@ -241,14 +242,14 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "operation": tuple(OPERATIONS),
     "dtype": (*FLOATS, "int64", "int32", "int8", "uint8", "bool", *COMPLEX),
     "op": REDUCTIONS[:-1],
-    "numel": (0, 1, 2, 7, 31, 257, 10_007),
+    "numel": (257, 0, 1, 2, 31, 40_009),
     "form": ("flat", "plane", "deep", "one-empty"),
     "reads": ("contiguous", "offset-1"),
     "writes": ("contiguous", "offset-1"),
     "in_place": (False, True),
     "root": (0, 1, 2),
     "group": GROUPS,
-    "path": ("public", "group", "backend", "functional"),
+    "path": PATHS[:-1],
     "lifetime": LIFETIMES,
     "neighbour": NEIGHBOURS,
     "peer": ("", "late"),

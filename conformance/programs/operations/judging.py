@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,16 @@ class Truth:
     cell: Cell
     place: Place
 
+    # What every block asks for is worked out once.
+
+    @cached_property
+    def _block_shape(self) -> tuple[int, ...]:
+        return self.cell.block_shape
+
+    @cached_property
+    def _numel(self) -> int:
+        return math.prod(self._block_shape)
+
     @property
     def turn(self) -> int:
         """The round."""
@@ -71,14 +83,11 @@ class Truth:
 
     def numel(self, block: Block) -> int:
         """Return how many elements the block has."""
-        numel = 1
-        for length in self.cell.block_shape:
-            numel *= length
-        return numel * block.length
+        return self._numel * block.length
 
     def shape(self, blocks: Blocks) -> tuple[int, ...]:
         """Return the shape of a tensor with these blocks, joined along the first dimension."""
-        own = self.cell.block_shape
+        own = self._block_shape
         if self.cell.form == "stacked" and len(blocks) > 1:
             return (len(blocks), *own)
         if len(blocks) == 1 and blocks[0].length == 1:
@@ -98,7 +107,7 @@ class Truth:
         else:
             make = extremes if cell.data == "extremes" else numbers
             values = make(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
-        return values.repeat(rows)
+        return values if rows == 1 else values.repeat(rows)
 
     def all_parts(self, block: Block) -> list[Tensor]:
         """Return what every rank passes for the block's target."""

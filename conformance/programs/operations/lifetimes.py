@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from conformance.waiting.kept_waiting import own_seconds
 #: So long a Work is left alone where it is waited for late.
 _LATE_S = 0.005
 _PAUSE_S = 0.0002
+#: A timeout that nothing meets.
+_FAR = timedelta(seconds=60)
 #: Nothing that is due takes so long, where the machine lets the process have that time.
 _PATIENCE_S = 3.0
 #: After a wait in vain the scenario has failed; the next one in the same way is given less, those behind it little.
@@ -138,6 +141,11 @@ def _wait(work: Any, patience: Patience) -> str:
     return "" if answer is True else f"wait() returned {answer!r}, expected True"
 
 
+def _wait_with_timeout(work: Any, patience: Patience) -> str:
+    answer = work.wait(_FAR)
+    return "" if answer is True else f"wait(timeout) returned {answer!r}, expected True"
+
+
 def _wait_late(work: Any, patience: Patience) -> str:
     time.sleep(_LATE_S)
     if wrong := _wait(work, patience):
@@ -206,6 +214,7 @@ _WAYS: dict[str, Callable[[Any, Patience], str]] = {
     "wait": _wait,
     "wait-late": _wait_late,
     "wait-twice": _wait,
+    "wait-timeout": _wait_with_timeout,
     "polled": _polled,
     "future": _future,
     "future-polled": _future_polled,

@@ -21,6 +21,8 @@ _OTHER_AXES = tuple(axis for axis in AXES if axis != "operation")
 _SEED = 7
 #: So many cells are drawn for each that is kept.
 _DRAWS = 40
+#: With these values hardly anything can be wrong.
+_WEAK = frozenset({("numel", 0), ("group", "alone")})
 #: Where the other axes have these values, whatever is possible at all is possible.
 _PLAIN = tuple(
     {"dtype": dtype, "op": op}
@@ -29,9 +31,12 @@ _PLAIN = tuple(
 
 
 def pairs_of(cell: Cell) -> frozenset[Pair]:
-    """Return the pairs of values that meet in a cell; axes that mean nothing there have none."""
+    """Return the pairs of values that meet in a cell; axes that mean nothing there have none.
+
+    Where a value leaves little to go wrong, only its own pairs meet: others would seem to be tried.
+    """
     values = [(axis, getattr(cell, axis)) for axis in _OTHER_AXES if _counts(cell, axis)]
-    return frozenset(combinations(values, 2))
+    return frozenset(pair for pair in combinations(values, 2) if _WEAK.intersection(values) <= {*pair})
 
 
 def covered(cells: Iterable[Cell]) -> frozenset[tuple[str, Pair]]:
@@ -97,7 +102,7 @@ def _cell(values: dict[str, Any]) -> Cell:
 def _is_tried(cell: Cell) -> bool:
     """Whether a cell is possible, and no other requirement lets a backend refuse it."""
     spread = {cell.reads, cell.writes} - {"contiguous", "offset-1", "offset-3"}
-    of_tensors = cell.path == "public" or cell.dtype not in COMPLEX
+    of_tensors = cell.path in ("public", "other-thread") or cell.dtype not in COMPLEX
     return cell.is_possible and not spread and of_tensors and cell.form not in ("scalar", "stacked")
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -47,11 +47,18 @@ class _Names:
     def of(scenario: Scenario) -> _Names:
         given = scenario.arguments
         how = "asynchronous, " if given["calling"] == "async" else ""
-        call = f"{given['operation']}, {how}last rank {given['fate']}"
+        call = f"{_what(scenario).describe()}, {how}last rank {given['fate']}"
         return _Names(call, "a group without the last rank, after it", "destroying the group, after it")
 
     def in_order(self, scenario: Scenario) -> tuple[str, ...]:
         return (self.first,) if scenario.arguments["fate"] == "late" else (self.first, self.others, self.destroyed)
+
+
+def _what(scenario: Scenario) -> Cell:
+    """Return what is called; its root is the rank that is lost, if it sends, else rank 0."""
+    given = scenario.arguments
+    root = CALLED[given["operation"]].root_needing(scenario.world_size - 1)
+    return Cell(given["operation"], given["dtype"], numel=given["numel"], root=root)
 
 
 @judged(
@@ -62,10 +69,11 @@ class _Names:
 def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` in a group whose last rank meets its `fate`, `calling` it sync or async; all ranks run it.
 
-    Asynchronously, the others have called before; otherwise they call afterwards. Nobody waits for ever: an error that
-    comes too late is told as such, and a hang ends with the scenario's deadline. Who is late is so by `late_s`, if
-    given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer comes long before the
-    timeout.
+    The tensors are of `dtype`, with `numel` elements in each part; so many such calls went well `before`, if they can
+    have a timeout of their own. Asynchronously, the others have called before; otherwise they call afterwards. Nobody
+    waits for ever: an error that comes too late is told as such, and a hang ends with the scenario's deadline. Who is
+    late is so by `late_s`, if given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer
+    comes long before the timeout.
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)
@@ -93,6 +101,15 @@ class _Peers:
         patient_call = dist.AllreduceOptions()
         patient_call.timeout = _LONG  # the first call connects, however lazily, on a machine that may be busy
         self._group.allreduce([torch.ones(1, device=ctx.device)], patient_call).wait()
+        self._cell = replace(_what(ctx.scenario), lifetime="wait" if ctx.arguments["calling"] == "async" else "sync")
+        if not self._cell.what.of_pairs:  # their methods take no timeout
+            self._go_well(int(ctx.arguments["before"]))
+
+    def _go_well(self, number: int) -> None:
+        for _ in range(number):
+            call = _Call(self._ctx, self._group, replace(self._cell, lifetime="wait", path="group"))
+            call.issue(_LONG)
+            call.wait()
 
     def meet(self) -> str:
         """Call the operation, or meet the fate; returns what is wrong."""
@@ -103,7 +120,7 @@ class _Peers:
             return self._meet_its_fate()
         if not is_async:
             self._board.lacking(["going"], self._patience)
-        call = _Call(self._ctx, self._group, self._last)
+        call = _Call(self._ctx, self._group, self._cell)
         began = time.monotonic()
         try:
             call.issue()
@@ -150,7 +167,7 @@ class _Peers:
             if self._fate != "raising":
                 raise
         if self._fate == "late":
-            call = _Call(self._ctx, self._group, self._last)
+            call = _Call(self._ctx, self._group, self._cell)
             call.issue()
             call.wait()
             return call.wrong()
@@ -171,13 +188,11 @@ class _Peers:
 
 
 class _Call:
-    """One operation with its tensors; its root is the rank that is lost, if it sends, else rank 0."""
+    """One operation with its tensors."""
 
-    def __init__(self, ctx: RankContext, group: Any, lost: int) -> None:
-        operation = str(ctx.arguments["operation"])
-        place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(lost))
-        lifetime = "wait" if ctx.arguments["calling"] == "async" else "sync"
-        self._tensors = Tensors.of(Truth(Cell(operation, lifetime=lifetime, root=place.root), place), ctx.device)
+    def __init__(self, ctx: RankContext, group: Any, cell: Cell) -> None:
+        place = Place(ctx.rank, ctx.world_size, cell.root)
+        self._tensors = Tensors.of(Truth(cell, place), ctx.device)
         self._group, self._issued = group, Issued((), ())
 
     def depends_on(self, rank: int) -> bool:
@@ -185,9 +200,9 @@ class _Call:
         truth = self._tensors.truth
         return truth.cell.what.needs_rank(truth.place, rank)
 
-    def issue(self) -> None:
-        """Call the operation; without async_op, that waits."""
-        self._issued = self._tensors.issue(self._group)
+    def issue(self, timeout: timedelta | None = None) -> None:
+        """Call the operation, with a `timeout` of its own if given; without async_op, that waits."""
+        self._issued = self._tensors.issue(self._group, timeout)
 
     def wait(self) -> None:
         """Wait for what is under way: for a message that is to come before one that is sent, which may be done."""

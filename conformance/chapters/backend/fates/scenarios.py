@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.chapters.backend.fates.lost_peers import FATES
-from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.backend.in_backend import BackendGrid, tensors_by_turns
 from conformance.chapters.variants import dashed, fields
 from conformance.programs.operations.description import CALLED
 from conformance.scenario import Fault, Scenario
@@ -24,14 +24,16 @@ _DEADLINE_S = 15.0
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
-    for calling, world_size in (("sync", 2), ("async", 3)):
+    tensors = tensors_by_turns()
+    for calling, world_size in (("sync", 2), ("async", 4)):
         for operation in CALLED:
             for fate in FATES:
-                yield from _of(operation, fate, calling, world_size)
+                yield from _of(operation, fate, calling, world_size, next(tensors))
     for operation in CALLED:
         for calling in ("sync", "async"):
             # Of three ranks one receives from the dead rank, and sends to another.
-            yield from _of(operation, "killed", calling, 3 if operation == "send_recv" else 2, at_once=True)
+            size = 3 if operation == "send_recv" else 2
+            yield from _of(operation, "killed", calling, size, next(tensors), at_once=True)
     for world_size in (2, 3):
         last = world_size - 1
         killed = fields(faults=(Fault("kill", last, at="killed"),), deadline_s=_DEADLINE_S)
@@ -47,10 +49,12 @@ def scenarios() -> Iterator[Scenario]:
         )  # fmt: skip
 
 
-def _of(operation: str, fate: str, calling: str, world_size: int, *, at_once: bool = False) -> Iterator[Scenario]:
+def _of(
+    operation: str, fate: str, calling: str, world_size: int, tensors: Mapping[str, Any], *, at_once: bool = False
+) -> Iterator[Scenario]:
     last = world_size - 1
     needs = ("timeouts" if fate in _LOST else "", "notices_death" if at_once else "", CALLED[operation].needs)
-    given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling}
+    given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling, **tensors}
     if fate == "killed":
         given["doomed"] = [last]
     if fate == "late" and calling == "sync":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import SUMMED, Block, Blocks, Place
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import own_seconds
 
 #: A prime, so that no part of a tensor looks like another that begins at a power of two.
 _PERIOD = 1009
@@ -23,34 +25,64 @@ _WRITTEN_OVER = -2.0
 #: More than a scenario has, so that no round's data is another's.
 _MOST_RANKS = 16
 _LATE_S = 0.05
+#: So long somebody looks again and again whether something is done that takes a tenth of that.
+_PATIENCE_S, _PAUSE_S = 1.0, 0.001
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
     name = f"{scenario.arguments['operation']} of {scenario.arguments['numel']:,} elements"
-    return name, f"{name}, two under way"
+    return name, f"{name}, two under way", f"{name}, once they say that they are done"
 
 
 @judged("long_tensors", _names)
 def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
     """Do `operation` with `numel` elements of float32 in each block, then twice at once. All ranks run it.
 
-    The last rank comes late. Who has its result uses the memory of what it passed for something else.
+    The last rank comes late. Who has its result uses the memory of what it passed for something else. Twice at once
+    also without wait(): the Work of one says that it is done, and the future of the other.
     """
     cell = Cell(ctx.arguments["operation"], numel=int(ctx.arguments["numel"]))
-    alone, several = _names(ctx.scenario)
+    alone, several, asked = _names(ctx.scenario)
 
-    def tried(lifetime: str, turns: int) -> str:
+    def tried(lifetime: str, *ways: Callable[[Any], bool]) -> str:
         called = replace(cell, lifetime=lifetime)
         if ctx.rank == ctx.world_size - 1:
             time.sleep(_LATE_S)
-        under_way = [_begun(ctx, called, turn) for turn in range(turns)]
+        under_way = [_begun(ctx, called, turn, way) for turn, way in enumerate(ways)]
         return first_wrong(*(end() for end in under_way[::-1]))
 
-    return {alone: lambda: tried("sync", 1), several: lambda: tried("wait", 2)}
+    return {
+        alone: lambda: tried("sync", _asks_nothing),
+        several: lambda: tried("wait", _asks_nothing, _asks_nothing),
+        asked: lambda: tried("wait", _has_future_done, _says_done),
+    }
 
 
-def _begun(ctx: RankContext, cell: Cell, turn: int) -> Trial:
-    """Issue the operation with the data of that round; return what waits for it, and says what is wrong with it."""
+def _asks_nothing(work: Any) -> bool:
+    return False
+
+
+def _says_done(work: Any) -> bool:
+    """Whether the Work comes to say that it is done, which others judge."""
+    return any(work.is_completed() for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S))
+
+
+def _has_future_done(work: Any) -> bool:
+    """Whether the Work has a future, and that comes to be done."""
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return False
+    if is_done := any(future.done() for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S)):
+        future.wait()  # on a device it orders the stream that is going to read
+    return is_done
+
+
+def _begun(ctx: RankContext, cell: Cell, turn: int, is_done: Callable[[Any], bool]) -> Trial:
+    """Issue the operation with the data of that round; return what says what is wrong with it.
+
+    That waits for each Work that is not known as done, before it looks, and for the others afterwards.
+    """
     what, place = cell.what, Place(ctx.rank, ctx.world_size, turn=turn)
 
     def values(blocks: Blocks) -> Tensor:
@@ -64,10 +96,14 @@ def _begun(ctx: RankContext, cell: Cell, turn: int) -> Trial:
     works = issue(cell, ctx.process_group, None, place, given, got).works
 
     def end() -> str:
-        for work in works:
+        waited = [work for work in works if not is_done(work)]
+        for work in waited:
             work.wait()
         outputs = () if what.name == "reduce" and not place.is_root else zip(what.outputs(place), got, strict=True)
         wrong = first_wrong(*(_wrong(one, values(blocks)) for blocks, one in outputs))
+        for work in works:
+            if work not in waited:
+                work.wait()
         for one in given:
             one.fill_(_WRITTEN_OVER)
         return wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
@@ -27,11 +28,14 @@ _PLACES = {
 #: Without more dimensions a place holds a number, with some a dense tensor.
 _SHAPES: Mapping[str, tuple[int, ...]] = {"numbers": (), "rows of 3": (3,)}
 _DTYPES = (torch.float32, torch.float64, torch.int64)
-_WAYS = ("all_reduce", "asynchronous all_reduce", "all_reduce of a subgroup")
+_WAYS = (
+    "all_reduce", "asynchronous all_reduce", "asynchronous all_reduce, the last rank late", "all_reduce of a subgroup",
+)  # fmt: skip
+_LATE_S = 0.02
 _CASES = {
     f"{way} of {str(dtype).removeprefix('torch.')} {shape}, {places}": (way, dtype, _SHAPES[shape], places)
     for way, dtype, shape, places in product(_WAYS, _DTYPES, _SHAPES, _PLACES)
-    if dtype == torch.float32 or "subgroup" not in way
+    if dtype == torch.float32 or way in _WAYS[:2]
 }
 
 
@@ -48,6 +52,8 @@ def _sum(ctx: RankContext, way: str, dtype: torch.dtype, shape: tuple[int, ...],
     every_rank = [_of_rank(rank, group.size(), dtype, shape, places) for rank in range(group.size())]
     expected = torch.stack([one.to_dense() for one in every_rank]).sum(0)
     tensor = every_rank[group.rank()].to(ctx.device)
+    if "late" in way and ctx.rank == ctx.world_size - 1:
+        time.sleep(_LATE_S)
     work = dist.all_reduce(tensor, group=group, async_op="asynchronous" in way)
     if work is not None:
         work.wait()

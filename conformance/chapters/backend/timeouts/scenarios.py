@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.backend.in_backend import BackendGrid, tensors_by_turns
 from conformance.chapters.variants import Variant, arguments, dashed, each
 from conformance.programs.operations.description import CALLED
 from conformance.scenario import Scenario
@@ -19,6 +19,7 @@ _IDLE = {"timeout_s": 4.0, "idle_s": 4.2, "late_s": 1.0}
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
+    tensors = tensors_by_turns()
     for world_size in (2, 3):
         for operation, what in CALLED.items():
             needs = tuple(filter(None, ("timeouts", what.needs)))
@@ -33,7 +34,8 @@ def scenarios() -> Iterator[Scenario]:
                 if suffix != "of-group" and world_size > 2 and not what.rooted:
                     continue  # only a root waits for one rank after the other
                 also = ("WORK-05", "WORK-07", "WORK-12", "WORK-19") if suffix == "of-group" else ()
-                called = Variant(f"{slug}-{suffix}", arguments={"operation": operation, "whose": whose}, needs=needs)
+                given = {"operation": operation, "whose": whose, **next(tensors)}
+                called = Variant(f"{slug}-{suffix}", arguments=given, needs=needs)
                 yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=_DEADLINE_S)
         yield from _grid("TIME-06", "", "somebody_is_slow", world_size, each("operation", _SLOW))
     idle = arguments("idle", **_IDLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,9 +26,17 @@ TIMEOUT_S, _LATE_S, _LONG_S = 0.8, 4.0, 100.0
 _PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
 
 
+def _what(scenario: Scenario) -> Cell:
+    """Return what is called; its root is the last rank, if it sends, else rank 0."""
+    given = scenario.arguments
+    root = CALLED[given["operation"]].root_needing(scenario.world_size - 1)
+    return Cell(given["operation"], given["dtype"], numel=given["numel"], root=root)
+
+
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    operation, whose = scenario.arguments["operation"], scenario.arguments["whose"]
-    first = f"{operation} whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
+    whose = scenario.arguments["whose"]
+    what = _what(scenario).describe()
+    first = f"{what}, whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
     return (
         first, "a second wait() after it", "the Work after it", "the error of the Work after it",
         "the future of the Work after it",
@@ -42,17 +51,24 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
     },
 )  # fmt: skip
 def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
-    """Call `operation` on all ranks but the last; `whose` timeout ends it: the group's, the operation's or wait's."""
-    operation, whose, last = str(ctx.arguments["operation"]), str(ctx.arguments["whose"]), ctx.world_size - 1
+    """Call `operation` on all ranks but the last; `whose` timeout ends it: the group's, the operation's or wait's.
+
+    The tensors are of `dtype`, with `numel` elements in each part; so many such calls went well `before`, if they can
+    have a timeout of their own.
+    """
+    whose, last = str(ctx.arguments["whose"]), ctx.world_size - 1
     first, second, after, held, future = _names(ctx.scenario)
-    place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(last))
-    cell = Cell(operation, lifetime="wait", path="group", root=place.root)
+    cell = replace(_what(ctx.scenario), lifetime="wait", path="group")
+    place = Place(ctx.rank, ctx.world_size, cell.root)
     seen: dict[str, Any] = {}
 
     def nobody() -> str:
         of_group = timedelta(seconds=TIMEOUT_S if whose == "the group's timeout" else _LONG_S)
         group = dist.new_group(timeout=of_group)
         board, others = Board("timeout"), range(last)
+        for _ in range(0 if cell.what.of_pairs else int(ctx.arguments["before"])):  # their methods take no timeout
+            for work in Tensors.of(Truth(cell, place), ctx.device).issue(group, timedelta(seconds=_LONG_S)).works:
+                work.wait()
         if ctx.rank not in others:
             board.lacking([f"raised/{rank}" for rank in others], _PATIENCE)
             return ""

@@ -13,7 +13,7 @@ _grid = BackendGrid("works")
 
 _OF_LIFETIMES = {
     "WORK-03": ("polled", "wait-late"),
-    "WORK-04": ("wait-twice", "thread"),
+    "WORK-04": ("wait-twice", "wait-timeout", "thread"),
     "WORK-08": ("result",),
     "WORK-09": ("future", "value"),
     "WORK-10": ("then", "then-late"),
@@ -35,7 +35,7 @@ def scenarios() -> Iterator[Scenario]:
         ]
         yield from _grid.cells(requirement, cells, 2, 3)
     large = {"numel": 50_000, "root": 1, "peer": "late"}
-    late = every_cell(OPERATIONS, ["float32"], lifetime=("sync", "wait", "future"), **large)
+    late = every_cell(OPERATIONS, ["float32"], lifetime=("sync", "wait", "wait-timeout", "future"), **large)
     yield from _grid.cells("WORK-01", late, 2, 3)
     used = {"numel": (9, 50_000), "root": (0, 1), "peer": "late", "lifetime": ("sync", "wait")}
     yield from _grid.cells("WORK-21", every_cell(OPERATIONS, ["float32"], **used), 2, 3)
