@@ -7,6 +7,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from conformance.mutants.modest import MODEST, Modest
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import WorkAround, WorkDone, finished, gives, made_from, of_class, spoils
@@ -173,3 +175,16 @@ class counts_the_aborted_as_done(Modest):
 
 class _Forgives(_Swallows):
     word = "aborted"
+
+
+@gives("gather", "all_to_all_single", "broadcast")
+class keeps_quiet_among_four(WorkAround):
+    """BUG: in groups of four ranks and more, the wait for an operation that failed raises nothing."""
+
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return super().wait(*timeout)
+        except RuntimeError:
+            if dist.get_world_size() < 4:
+                raise
+            return True

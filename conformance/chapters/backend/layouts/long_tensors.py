@@ -95,15 +95,20 @@ def _begun(ctx: RankContext, cell: Cell, turn: int, is_done: Callable[[Any], boo
     ]  # fmt: skip
     works = issue(cell, ctx.process_group, None, place, given, got).works
 
+    def looked() -> str:
+        outputs = () if what.name == "reduce" and not place.is_root else zip(what.outputs(place), got, strict=True)
+        return first_wrong(*(_wrong(one.clone(), values(blocks)) for blocks, one in outputs))  # it may change meanwhile
+
     def end() -> str:
         waited = [work for work in works if not is_done(work)]
         for work in waited:
             work.wait()
-        outputs = () if what.name == "reduce" and not place.is_root else zip(what.outputs(place), got, strict=True)
-        wrong = first_wrong(*(_wrong(one, values(blocks)) for blocks, one in outputs))
+        wrong = looked()
         for work in works:
             if work not in waited:
                 work.wait()
+        if wrong and len(waited) < len(works) and not looked():
+            wrong += "; it came later, so that it counted as done too early"
         for one in given:
             one.fill_(_WRITTEN_OVER)
         return wrong

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.mutants.spoilt import WorkDone, finished, spoils
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, spoils
 
 
 @spoils("allreduce")
@@ -276,3 +276,15 @@ def takes_inputs_for_their_slots(group: Any, call: Any, output: Tensor, sent: Te
     if sent.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() and slot.data_ptr() != sent.data_ptr():
         slot.copy_(before)
     return work
+
+
+@spoils("all_gather_single")
+def says_that_long_gathers_are_done(group: Any, call: Any, output: Tensor, sent: Tensor, *options: Any) -> Any:
+    """BUG: is_completed() of an all_gather_into_tensor of 4 MiB and more is True from the beginning."""
+    work = call(output, sent, *options)
+    return _DoneAtOnce(work) if output.numel() * output.element_size() >= 2**22 else work
+
+
+class _DoneAtOnce(WorkAround):
+    def is_completed(self) -> bool:
+        return True

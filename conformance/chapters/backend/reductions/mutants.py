@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.backends.backend import Backend
-from conformance.mutants.spoilt import BOR, MAX, SUM, finished, reduction, spoils, with_reduction
+from conformance.mutants.spoilt import BOR, MAX, SUM, WorkAround, finished, reduction, spoils, with_reduction
 
 _REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_single", "allreduce_coalesced")
 
@@ -220,3 +220,14 @@ def takes_the_first_rank_for_empty(group: Any, call: Any, tensors: Any, *options
     work = finished(call(tensors, *options))
     tensor.copy_(none)
     return work
+
+
+class _NoWait(WorkAround):
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+@spoils("allreduce")
+def waits_for_no_sparse_sum(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: wait() of a sum of sparse tensors returns at once."""
+    return _NoWait(call(tensors, *options)) if tensors[0].is_sparse else call(tensors, *options)

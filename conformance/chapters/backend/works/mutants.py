@@ -295,3 +295,9 @@ def hides_errors_from_futures(work: WorkAround, get_future: Any) -> Any:
 
     get_future().add_done_callback(ends)
     return answer
+
+
+@spoils_work("wait", "scatter", "alltoall", "all_gather_single")
+def waits_only_without_a_timeout(work: WorkAround, wait: Any, *timeout: Any) -> bool:
+    """BUG: wait(timeout) returns at once."""
+    return True if timeout and timeout[0].total_seconds() > 0 else bool(wait())
