@@ -250,7 +250,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "root": (0, 1, 2),
     "group": GROUPS,
     "path": PATHS[:-1],
-    "lifetime": LIFETIMES,
+    "lifetime": tuple(one for one in LIFETIMES if one not in ("future", "wait-late")),  # others do more than these
     "neighbour": NEIGHBOURS,
     "peer": ("", "late"),
 }
