@@ -18,6 +18,7 @@ from conformance.programs.operations.calls import device_backend, issue, wait_fo
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
+from conformance.programs.operations.generators import Generators
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
@@ -40,6 +41,7 @@ _NUM_NEIGHBOURS = 5
 
 INPUTS = "inputs after each operation"
 SURROUNDINGS = "memory round each tensor"
+DRAWN = "random generators after all operations"
 AFTERWARDS = "the group after what every rank refused"
 #: What is observed of a cell that needs what the backend does not declare, beside others that it does.
 UNDECLARED = "not tried: undeclared"
@@ -48,7 +50,7 @@ UNDECLARED = "not tried: undeclared"
 @program(
     "operation_cells",
     invariants=(),
-    speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",), AFTERWARDS: ("ERR-03",)},
+    speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",), DRAWN: ("VAL-20",), AFTERWARDS: ("ERR-03",)},
     without_ddp=True,
 )
 def operation_cells(ctx: RankContext) -> None:
@@ -66,6 +68,7 @@ def operation_cells(ctx: RankContext) -> None:
     patience = Patience()
     num_spoilt = 0
     introduce()
+    generators = Generators()
     for cell in cells_of(ctx.scenario):
         if refusable:
             outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed, patience)
@@ -91,8 +94,10 @@ def operation_cells(ctx: RankContext) -> None:
                     raise
                 wrong = f"raised {type(error).__name__}: {shorten(str(error))}"
         ctx.observe(cell.describe(), wrong)
+    drawn = generators.drawn()
     with ctx.phase("destroy_process_group, after all operations"):
         groups.destroy()
+    ctx.observe(DRAWN, drawn)
     ctx.observe(INPUTS, changed.get(INPUTS, ""))
     ctx.observe(SURROUNDINGS, changed.get(SURROUNDINGS, ""))
     if refusable:
@@ -103,7 +108,7 @@ def operation_cells(ctx: RankContext) -> None:
 def _operation_cells(scenario: Scenario) -> Mapping[int, Facts]:
     cells = cells_of(scenario)
     right = Right(UNDECLARED if scenario.arguments.get("has_undeclared") else "")
-    others = [INPUTS, SURROUNDINGS, *([AFTERWARDS] if scenario.arguments.get("refusable") else [])]
+    others = [INPUTS, SURROUNDINGS, DRAWN, *([AFTERWARDS] if scenario.arguments.get("refusable") else [])]
     return {
         rank: {
             **{cell.describe(): right for cell in cells if rank in members_of(cell.group, rank, scenario.world_size)},
@@ -214,16 +219,18 @@ class _Trial:
         """
         found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
+        arenas: tuple[list[Arena], list[Arena]] | None = None
         for turn in range(self._cell.turns):
             truth = Truth(self._cell, replace(self._place, turn=turn))
-            inputs, outputs = self._arenas(truth)
+            arenas = self._filled_anew(truth, *arenas) if arenas and self._cell.reuses else self._arenas(truth)
+            inputs, outputs = arenas
             results, wrong_work, wrong_beside = self._issue_and_wait(truth, inputs, outputs)
             wrong = self._wrong(truth, results) or wrong_work or wrong_beside
             if not found and wrong:
                 found = (f"in round {turn}, " if turn else "") + wrong
             if wrong_work:
                 return found
-            keeps = turn < self._cell.turns - 1 and not found
+            keeps = turn < self._cell.turns - 1 and not found and not self._cell.reuses
             if keeps:
                 kept.append((truth, results, [result.clone() for result in results]))
             self._write_over(inputs, outputs, keeps=keeps)
@@ -296,6 +303,14 @@ class _Trial:
             inputs = arenas(what.outputs(place), cell.reads)
         outputs = outputs or arenas(what.outputs(place), cell.writes)
         return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
+
+    def _filled_anew(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
+        """Return the tensors of another round, filled with the data of this one."""
+        for one in (*inputs, *outputs):
+            one.renew()
+        for one, blocks in zip(inputs, self._cell.what.inputs(truth.place), strict=False):  # some pass nothing
+            one.fill(truth.sent(blocks).to(self._device))
+        return inputs, outputs
 
     def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
         """Return inputs and outputs of which a rank's own are one: the parts that it keeps."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
 from conformance.programs.operations.description import CALLED, OPERATIONS, Operation, Place, lengths
-from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS, shaped
+from conformance.programs.operations.memory import OF_LISTS, WHOLE, WITH_OUTPUTS, shaped
 
 #: How a reduction is called; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -52,7 +52,7 @@ class Cell:
 
     `peer` late: a rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
     the root as they were. A coalesced operation has so many `tensors`. A neighbour alike is the operation `beside`, or
-    the same one. `kind`: see `kinds`.
+    the same one. `kind`: see `kinds`. Rounds are in new tensors, or it `reuses` those of the first.
     """
 
     operation: str
@@ -75,6 +75,7 @@ class Cell:
     tensors: int = 3
     beside: str = ""
     kind: str = ""
+    reuses: bool = False
 
     @property
     def what(self) -> Operation:
@@ -147,6 +148,8 @@ class Cell:
             return False
         if self.form == "one-empty" and not what.coalesced:
             return False
+        if self.reuses and (self.operation == "all_to_all_uneven" or self.path == "functional" or self.in_place):
+            return False  # the first has other lengths in every round
         if self.kind and (self.dtype not in FLOATS or self.path not in ("public", "group")):
             return False
         if self.form == "scalar" and what.single and what.name != "all_gather_single":
@@ -200,7 +203,7 @@ class Cell:
         if self.peer:
             parts.append(f"a rank {self.peer}")
         if self.turns > 1:
-            parts.append(f"{self.turns} rounds")
+            parts.append(f"{self.turns} rounds{' in the same tensors' * self.reuses}")
         return ", ".join(parts)
 
     def _size(self) -> str:
@@ -244,8 +247,8 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "op": REDUCTIONS[:-1],
     "numel": (257, 0, 1, 2, 31, 40_009),
     "form": ("flat", "plane", "deep", "one-empty"),
-    "reads": ("contiguous", "offset-1"),
-    "writes": ("contiguous", "offset-1"),
+    "reads": ("contiguous", "offset-1", WHOLE),
+    "writes": ("contiguous", "offset-1", WHOLE),
     "in_place": (False, True),
     "root": (0, 1, 2),
     "group": GROUPS,

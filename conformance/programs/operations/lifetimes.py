@@ -161,6 +161,7 @@ def _polled(work: Any, patience: Patience) -> str:
 
 
 def _future(work: Any, patience: Patience) -> str:
+    work.get_future()  # who asks again may be given another one: that of the first time is what others wait for
     work.get_future().wait()
     return ""
 

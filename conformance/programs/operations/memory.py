@@ -21,7 +21,9 @@ LAYOUTS = (
 OF_LISTS = ("backwards", "in-one-piece", "all-but-the-last")
 #: How inputs lie that are parts of the same buffer as the outputs, before these.
 WITH_OUTPUTS = "in-one-buffer-with-the-output"
-#: So many elements lie before and after every tensor.
+#: How a tensor lies that has all of its storage, as most tensors of a program do. Nothing round it can be looked at.
+WHOLE = "whole-storage"
+#: So many elements lie before and after every other tensor.
 _GUARD = 64
 
 
@@ -41,9 +43,10 @@ class Arena:
         A layout that the shape cannot have (a vector is not transposed) is contiguous.
         """
         strides, span = _strides(shape, layout)
-        start = _GUARD + (int(layout.removeprefix("offset-")) if layout.startswith("offset-") else 0)
+        guard = 0 if layout == WHOLE else _GUARD
+        start = guard + (int(layout.removeprefix("offset-")) if layout.startswith("offset-") else 0)
         # As bytes: a float8 cannot be filled.
-        raw = torch.full(((start + span + _GUARD) * dtype.itemsize,), sentinel(dtype), dtype=torch.uint8, device=device)
+        raw = torch.full(((start + span + guard) * dtype.itemsize,), sentinel(dtype), dtype=torch.uint8, device=device)
         memory = raw.view(dtype)
         return Arena(memory.as_strided(shape, strides, start), raw, raw.clone())
 
@@ -57,7 +60,7 @@ class Arena:
         if layout == "all-but-the-last":
             last = [Arena.of(shape, dtype, "contiguous", device) for shape in shapes[-1:]]
             return [*Arena.list_of(shapes[:-1], dtype, "in-one-piece", device), *last]
-        whole = Arena.of((sum(map(math.prod, shapes)),), dtype, "contiguous", device)
+        whole = Arena.of((sum(map(math.prod, shapes)),), dtype, WHOLE, device)
         order = -1 if layout == "backwards" else 1
         pieces = whole.tensor.split([math.prod(shape) for shape in shapes[::order]])[::order] if shapes else ()
         tensors = tuple(piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))

@@ -101,7 +101,7 @@ def _cell(values: dict[str, Any]) -> Cell:
 
 def _is_tried(cell: Cell) -> bool:
     """Whether a cell is possible, and no other requirement lets a backend refuse it."""
-    spread = {cell.reads, cell.writes} - {"contiguous", "offset-1", "offset-3"}
+    spread = {cell.reads, cell.writes} - {*AXES["reads"]}
     of_tensors = cell.path in ("public", "other-thread") or cell.dtype not in COMPLEX
     return cell.is_possible and not spread and of_tensors and cell.form not in ("scalar", "stacked")
 

@@ -15,7 +15,7 @@ from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import introduce
 from conformance.programs.operations.judging import Truth
-from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.memory import WHOLE, Arena
 from conformance.programs.operations.sequences import Call, sequence
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
@@ -126,7 +126,8 @@ class _Rank:
                 before.append(number)
                 one.renew()
                 return one
-        return Arena.of(shape, dtype, "contiguous", self._ctx.device)
+        layout = WHOLE if len(self._begun) % 2 else "contiguous"
+        return Arena.of(shape, dtype, layout, self._ctx.device)
 
     def _end(self, number: int) -> None:
         begun, call = self._begun.pop(number, None), self._calls[number]

@@ -288,3 +288,14 @@ def says_that_long_gathers_are_done(group: Any, call: Any, output: Tensor, sent:
 class _DoneAtOnce(WorkAround):
     def is_completed(self) -> bool:
         return True
+
+
+@spoils("reduce_scatter")
+def sends_a_storage_from_the_front(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a list of tensors that together have all of a storage is sent in the order in which they lie there."""
+    parts = list(inputs[0])
+    num_bytes = sum(part.numel() * part.element_size() for part in parts)
+    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    if list(storages.values()) == [num_bytes]:
+        parts.sort(key=Tensor.data_ptr)
+    return call(outputs, [parts], *options)

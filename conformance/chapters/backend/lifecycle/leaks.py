@@ -20,32 +20,30 @@ from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import own_seconds
 
-_NUM_GROUPS, _NUM_OPERATIONS = 16, 500
-_KINDS = ("twin", "without-0", "ends", "alone")
+#: So many groups of each kind; those of all ranks come last.
+_NUM_GROUPS, _NUM_OPERATIONS = 6, 500
+_KINDS = ("without-0", "ends", "alone", "twin")
 #: 32 KiB, which backends treat as short; `kept_memory` has the long ones.
 _NUMEL = 8000
 #: So many descriptors, and threads, may ten times as many operations leave.
 _MOST_LEFT = 10
-#: So many a fourth of the groups may leave.
-_MOST_OF_GROUPS = 6
+#: So many the groups of a kind may leave.
+_MOST_OF_GROUPS = 3
 #: Threads and descriptors of a destroyed group have so long to go, where the machine lets them.
 _PATIENCE_S = 2.0
-_NAMES = (
-    "descriptors and threads of destroyed groups",
-    "descriptors and threads of all_reduces",
-    "memory of all_reduces",
-)
+_OF_GROUPS = tuple(f"descriptors and threads of destroyed groups called {kind}" for kind in _KINDS)
+_NAMES = ("descriptors and threads of all_reduces", "memory of all_reduces")
 
 
 @judged(
-    "leaks", always(*_NAMES), speaks_for={_NAMES[0]: ("LIFE-05",), "*of all_reduces": ("LIFE-06",)}
+    "leaks", always(*_OF_GROUPS, *_NAMES),
+    speaks_for={"*of destroyed groups*": ("LIFE-05",), "*of all_reduces": ("LIFE-06",)},
 )  # fmt: skip
 def leaks(ctx: RankContext) -> Mapping[str, Trial]:
     """Make and destroy groups, and call many operations; count what is left."""
 
-    def make_groups() -> None:
-        for number in range(_NUM_GROUPS):
-            name = _KINDS[number % len(_KINDS)]
+    def make_groups(name: str) -> None:
+        for _ in range(_NUM_GROUPS):
             groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
             group = groups.get(name)
             if ctx.rank in members_of(name, ctx.rank, ctx.world_size):
@@ -88,9 +86,10 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
         most = _NUM_OPERATIONS * _NUMEL  # a quarter of what the tensors had together
         return "" if grown < most else f"the process has grown by {grown} bytes in {_NUM_OPERATIONS} operations"
 
+    of_groups = [partial(left, partial(make_groups, kind), _MOST_OF_GROUPS) for kind in _KINDS]
     return {
-        _NAMES[0]: lambda: left(make_groups, _MOST_OF_GROUPS),
-        _NAMES[1]: lambda: left(lambda: operate(10 * _MOST_LEFT), _MOST_LEFT), _NAMES[2]: memory,
+        **dict(zip(_OF_GROUPS, of_groups, strict=True)),
+        _NAMES[0]: lambda: left(lambda: operate(10 * _MOST_LEFT), _MOST_LEFT), _NAMES[1]: memory,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.mutants.spoilt import WorkAround, finished, reduction, spoils
 
@@ -360,3 +361,21 @@ def flushes_subnormals(group: Any, call: Any, outputs: Any, inputs: Any, *option
         if each.dtype in (torch.float32, torch.float64):
             each[each.abs() < torch.finfo(each.dtype).tiny] = 0
     return work
+
+
+@spoils("gather")
+def sends_what_it_has_staged(group: Any, call: Any, outputs: Any, inputs: Any, options: Any) -> Any:
+    """BUG: from the third gather of one tensor on, it sends what the tensor held at the second."""
+    (sent,) = inputs
+    staged: WeakIdKeyDictionary = group.__dict__.setdefault("staged", WeakIdKeyDictionary())
+    number, held = staged.get(sent, (0, None))
+    staged[sent] = (number + 1, sent.clone() if number == 1 else held)
+    return call(outputs, inputs if held is None else [held], options)
+
+
+@spoils("allgather")
+def draws_a_number(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: rank 0 draws a random number for the name of each all_gather of integers."""
+    if group.rank() == 0 and not inputs[0].is_floating_point():
+        torch.rand(1)
+    return call(outputs, inputs, *options)

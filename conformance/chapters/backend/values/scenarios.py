@@ -9,6 +9,7 @@ from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, LIFETIMES, NEIGHBOURS, Cell
 from conformance.programs.operations.data import FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.memory import WHOLE
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("values")
@@ -68,7 +69,7 @@ def _side_effects() -> Iterator[Scenario]:
         for numel in (5, 200)
         for layout in layouts
     ]
-    yield from _grid.cells("VAL-14", everything, 2, 3, 4, also=("VAL-13",))
+    yield from _grid.cells("VAL-14", everything, 2, 3, 4, also=("VAL-13", "VAL-20"))
     numbers = (15, 16, 17, 1000, 1023, 1025)
     lengths = every_cell(OPERATIONS, ("float32", "bfloat16", "int64"), numel=numbers, root=1, data=DATA)
     yield from _grid.cells("VAL-15", lengths, 3)
@@ -77,6 +78,8 @@ def _side_effects() -> Iterator[Scenario]:
 def _many() -> Iterator[Scenario]:
     """Yield scenarios with many rounds of one call, and with others beside it."""
     rounds = every_cell(OPERATIONS, ("float32", "int64"), root=1, turns=50)
+    lists = {"reads": WHOLE, "writes": WHOLE, "lifetime": LIFETIMES[:2]}
+    rounds += every_cell(OPERATIONS, ["float32"], root=(0, 1), turns=8, reuses=True, **lists)
     yield from _grid.cells("VAL-16", rounds, 2)
     axes = {"neighbour": NEIGHBOURS[1:], "lifetime": LIFETIMES[:2]}
     beside = every_cell(OPERATIONS, ("float32", "int32"), numel=100, root=1, **axes)

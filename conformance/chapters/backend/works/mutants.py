@@ -301,3 +301,18 @@ def hides_errors_from_futures(work: WorkAround, get_future: Any) -> Any:
 def waits_only_without_a_timeout(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: wait(timeout) returns at once."""
     return True if timeout and timeout[0].total_seconds() > 0 else bool(wait())
+
+
+@gives("allreduce", "broadcast")
+class has_a_second_future_that_is_done(WorkAround):
+    """BUG: who asks for a Work's future a second time gets one that is done."""
+
+    asked = 0
+
+    def get_future(self) -> Any:
+        self.asked += 1
+        if self.asked != 2:
+            return super().get_future()
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(list(self.tensors))
+        return done
