@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -27,8 +28,9 @@ from conformance.programs.operations.data import (
     sentinel,
 )
 from conformance.programs.operations.description import CALLED, OPERATIONS, SUMMED, Block, Operation, Place
+from conformance.programs.operations.generators import Generators
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
-from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
+from conformance.programs.operations.memory import LAYOUTS, WHOLE, Arena, shaped
 from conformance.programs.operations.pairs import covered, paired_cells, possible
 from conformance.run.needs import lacks_of, needs_of
 from conformance.scenario import Scenario
@@ -140,8 +142,15 @@ def test_those_of_a_list_may_lie_backwards_in_one_piece() -> None:
         one.fill(values)
     first.tensor.add_(1)
     assert ("elements changed" in first.changed(), second.changed(), second.touched()) == (True, "", "")
-    first.memory[0] ^= 0x11
-    assert "outside of it changed" in second.touched()
+    assert first.tensor.untyped_storage().nbytes() == 5 * first.tensor.element_size()
+    third, fourth = Arena.list_of([(3,), (2,)], torch.float32, "in-one-piece", CPU)
+    third.memory[0] ^= 0x11
+    assert "outside of it changed" in fourth.touched()
+
+
+def test_a_tensor_may_have_all_of_its_storage() -> None:
+    tensor = Arena.of((3, 2), torch.float16, WHOLE, CPU).tensor
+    assert (tensor.storage_offset(), tensor.untyped_storage().nbytes()) == (0, 12)
 
 
 def test_every_output_of_every_operation_is_sent_by_somebody() -> None:
@@ -332,3 +341,13 @@ def filled(like: Tensor) -> Tensor:
 ])  # fmt: skip
 def test_a_cell_says_how_many_elements_its_tensors_have(cell: Cell, words: str) -> None:
     assert words in cell.describe()
+
+
+def test_who_draws_a_random_number_is_told() -> None:
+    generators = Generators()
+    torch.rand(1)
+    random.random()
+    assert [generators.drawn(), generators.drawn()] == [
+        "the random generator of torch and of Python stands elsewhere",
+        "",
+    ]

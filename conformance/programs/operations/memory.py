@@ -60,8 +60,8 @@ class Arena:
         if layout == "all-but-the-last":
             last = [Arena.of(shape, dtype, "contiguous", device) for shape in shapes[-1:]]
             return [*Arena.list_of(shapes[:-1], dtype, "in-one-piece", device), *last]
-        whole = Arena.of((sum(map(math.prod, shapes)),), dtype, WHOLE, device)
-        order = -1 if layout == "backwards" else 1
+        order, lies = (-1, WHOLE) if layout == "backwards" else (1, "contiguous")
+        whole = Arena.of((sum(map(math.prod, shapes)),), dtype, lies, device)
         pieces = whole.tensor.split([math.prod(shape) for shape in shapes[::order]])[::order] if shapes else ()
         tensors = tuple(piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))
         return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
