@@ -351,3 +351,10 @@ def test_who_draws_a_random_number_is_told() -> None:
         "the random generator of torch and of Python stands elsewhere",
         "",
     ]
+
+
+def test_another_reduction_of_bool_is_told_and_no_memory_that_is_used_again() -> None:
+    truth, sums = (Truth(Cell("reduce_scatter", "bool", op, numel=9), Place(0, 2)) for op in ("PRODUCT", "SUM"))
+    blocks = truth.cell.what.outputs(truth.place)[0]
+    told = wrong_values(truth, blocks, sums.received(blocks), "the result")
+    assert told.endswith("it holds the SUM or MAX or BOR instead")

@@ -28,8 +28,8 @@ from conformance.programs.operations.data import (
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
 from conformance.truth.difference import equal_values
 
-#: So many elements that agree are no chance.
-_ENOUGH = 3
+#: So many elements that agree are no chance; and so many that are one of two values.
+_ENOUGH, _ENOUGH_OF_BOOL = 3, 7
 #: The same operation beside a cell's has the data of a round so much later, which the cell has not.
 _ROUNDS_LATER = 50
 _IN_WRONG_PLACES = "; the right values stand in wrong places"
@@ -263,6 +263,8 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
 
 def _used_again(truth: Truth, block: Block, parts: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield what a block holds if it was read after its rank's call had come back, and the rank has used the memory."""
+    if parts[0].dtype == torch.bool:
+        return  # whatever is wrong is what a rank may write
     filled = torch.full_like(parts[0].view(torch.uint8), written_over(parts[0].dtype)).view(parts[0].dtype)
     which = "wrote over its tensor once its own call had come back: that was before the others had read it"
     yield f"what a rank {which}", filled
@@ -278,16 +280,19 @@ def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) ->
 
     It must explain every element, the right ones too: a MAX of signed numbers that were read as unsigned is their MIN
     in the wrong elements alone. What is also one rank's own part is more likely that: of one element the MIN always is.
+    Several reductions of bool are one.
     """
+    is_bool = part.dtype == torch.bool
     values = part[wrong].view(torch.uint8).view(-1, part.element_size())
-    if block.source != SUMMED or len(values.unique(dim=0)) < min(_ENOUGH, part.numel()):
+    tells = part.numel() >= _ENOUGH_OF_BOOL if is_bool else len(values.unique(dim=0)) >= min(_ENOUGH, part.numel())
+    if block.source != SUMMED or not tells:
         return ""
     parts = truth.all_parts(block)
     if any(bool(_same(one, part, as_bits=True).all()) for one in parts):
         return ""
     others = [op for op in REDUCTIONS if op != truth.cell.reduction and _can_reduce(truth.cell, op)]
     fitting = [op for op in others if bool(_same(reduced(parts, op, FACTOR), part, as_bits=True).all())]
-    return f"the {fitting[0]} instead" if len(fitting) == 1 else ""
+    return f"the {' or '.join(fitting)} instead" if len(fitting) == 1 or (is_bool and fitting) else ""
 
 
 def _fill_tells(cell: Cell, number: int) -> bool:

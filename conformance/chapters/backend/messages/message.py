@@ -72,7 +72,8 @@ def peers(ctx: RankContext) -> list[int]:
 
 def isend(ctx: RankContext, tensor: Tensor, target: int, tag: int = 0) -> Any:
     """Begin to send; return the Work."""
-    return dist.isend(tensor, group=ctx.process_group, group_dst=target, tag=tag)
+    with ctx.phase(f"isend to rank {target}, which must not wait for the irecv"):
+        return dist.isend(tensor, group=ctx.process_group, group_dst=target, tag=tag)
 
 
 def irecv(ctx: RankContext, tensor: Tensor, source: int | None, tag: int = 0) -> Any:
