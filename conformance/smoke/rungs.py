@@ -349,7 +349,13 @@ COLLECTIVES: tuple[Rung, ...] = (
         "What `create` got as timeout bounds every operation, where its options give no other; or leave timeouts out of"
         " the capabilities.",
         program="nobody_comes",
-        arguments={"operation": "all_reduce", "whose": "the group's timeout"},
+        arguments={
+            "operation": "all_reduce",
+            "whose": "the group's timeout",
+            "dtype": "float32",
+            "numel": 7,
+            "before": 0,
+        },
         capability="timeouts",
         fewest_ranks=2,
         waits=True,
