@@ -98,7 +98,7 @@ class Truth:
     def of_rank(self, source: int, block: Block) -> Tensor:
         """Return what rank `source` passes where `block` is for its target."""
         cell, length = self.cell, self.numel(block)
-        rows = cell.block_shape[0] if cell.reads == "expanded" and len(cell.block_shape) > 1 else 1
+        rows = self._block_shape[0] if cell.reads == "expanded" and len(self._block_shape) > 1 else 1
         key = {"source": source, "target": block.target, "turn": self.turn}
         if cell.data == "bits":
             values = bits(cell.dtype, length // max(1, rows), **key)

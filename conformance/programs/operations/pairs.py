@@ -101,9 +101,8 @@ def _cell(values: dict[str, Any]) -> Cell:
 
 def _is_tried(cell: Cell) -> bool:
     """Whether a cell is possible, and no other requirement lets a backend refuse it."""
-    spread = {cell.reads, cell.writes} - {*AXES["reads"]}
     of_tensors = cell.path in ("public", "other-thread") or cell.dtype not in COMPLEX
-    return cell.is_possible and not spread and of_tensors and cell.form not in ("scalar", "stacked")
+    return cell.is_possible and of_tensors
 
 
 def _counts(cell: Cell, axis: str) -> bool:

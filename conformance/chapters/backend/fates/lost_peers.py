@@ -17,7 +17,8 @@ from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import CALLED, Place
+from conformance.programs.operations.description import Place
+from conformance.programs.operations.failing import failing_call, go_well
 from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.lifetimes import Patience, complete
@@ -47,18 +48,11 @@ class _Names:
     def of(scenario: Scenario) -> _Names:
         given = scenario.arguments
         how = "asynchronous, " if given["calling"] == "async" else ""
-        call = f"{_what(scenario).describe()}, {how}last rank {given['fate']}"
+        call = f"{failing_call(scenario).describe()}, {how}last rank {given['fate']}"
         return _Names(call, "a group without the last rank, after it", "destroying the group, after it")
 
     def in_order(self, scenario: Scenario) -> tuple[str, ...]:
         return (self.first,) if scenario.arguments["fate"] == "late" else (self.first, self.others, self.destroyed)
-
-
-def _what(scenario: Scenario) -> Cell:
-    """Return what is called; its root is the rank that is lost, if it sends, else rank 0."""
-    given = scenario.arguments
-    root = CALLED[given["operation"]].root_needing(scenario.world_size - 1)
-    return Cell(given["operation"], given["dtype"], numel=given["numel"], root=root)
 
 
 @judged(
@@ -101,15 +95,10 @@ class _Peers:
         patient_call = dist.AllreduceOptions()
         patient_call.timeout = _LONG  # the first call connects, however lazily, on a machine that may be busy
         self._group.allreduce([torch.ones(1, device=ctx.device)], patient_call).wait()
-        self._cell = replace(_what(ctx.scenario), lifetime="wait" if ctx.arguments["calling"] == "async" else "sync")
-        if not self._cell.what.of_pairs:  # their methods take no timeout
-            self._go_well(int(ctx.arguments["before"]))
-
-    def _go_well(self, number: int) -> None:
-        for _ in range(number):
-            call = _Call(self._ctx, self._group, replace(self._cell, lifetime="wait", path="group"))
-            call.issue(_LONG)
-            call.wait()
+        lifetime = "wait" if ctx.arguments["calling"] == "async" else "sync"
+        self._cell = replace(failing_call(ctx.scenario), lifetime=lifetime)
+        place = Place(ctx.rank, ctx.world_size, self._cell.root)
+        go_well(int(ctx.arguments["before"]), self._cell, place, self._group, ctx.device, _LONG)
 
     def meet(self) -> str:
         """Call the operation, or meet the fate; returns what is wrong."""
@@ -200,9 +189,9 @@ class _Call:
         truth = self._tensors.truth
         return truth.cell.what.needs_rank(truth.place, rank)
 
-    def issue(self, timeout: timedelta | None = None) -> None:
-        """Call the operation, with a `timeout` of its own if given; without async_op, that waits."""
-        self._issued = self._tensors.issue(self._group, timeout)
+    def issue(self) -> None:
+        """Call the operation; without async_op, that waits."""
+        self._issued = self._tensors.issue(self._group)
 
     def wait(self) -> None:
         """Wait for what is under way: for a message that is to come before one that is sent, which may be done."""

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, judged, unlike
-from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import CALLED, Place
+from conformance.programs.operations.description import Place
+from conformance.programs.operations.failing import failing_call, go_well
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
@@ -26,16 +26,9 @@ TIMEOUT_S, _LATE_S, _LONG_S = 0.8, 4.0, 100.0
 _PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
 
 
-def _what(scenario: Scenario) -> Cell:
-    """Return what is called; its root is the last rank, if it sends, else rank 0."""
-    given = scenario.arguments
-    root = CALLED[given["operation"]].root_needing(scenario.world_size - 1)
-    return Cell(given["operation"], given["dtype"], numel=given["numel"], root=root)
-
-
 def _names(scenario: Scenario) -> tuple[str, ...]:
     whose = scenario.arguments["whose"]
-    what = _what(scenario).describe()
+    what = failing_call(scenario).describe()
     first = f"{what}, whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
     return (
         first, "a second wait() after it", "the Work after it", "the error of the Work after it",
@@ -58,7 +51,7 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
     """
     whose, last = str(ctx.arguments["whose"]), ctx.world_size - 1
     first, second, after, held, future = _names(ctx.scenario)
-    cell = replace(_what(ctx.scenario), lifetime="wait", path="group")
+    cell = replace(failing_call(ctx.scenario), lifetime="wait", path="group")
     place = Place(ctx.rank, ctx.world_size, cell.root)
     seen: dict[str, Any] = {}
 
@@ -66,9 +59,7 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
         of_group = timedelta(seconds=TIMEOUT_S if whose == "the group's timeout" else _LONG_S)
         group = dist.new_group(timeout=of_group)
         board, others = Board("timeout"), range(last)
-        for _ in range(0 if cell.what.of_pairs else int(ctx.arguments["before"])):  # their methods take no timeout
-            for work in Tensors.of(Truth(cell, place), ctx.device).issue(group, timedelta(seconds=_LONG_S)).works:
-                work.wait()
+        go_well(int(ctx.arguments["before"]), cell, place, group, ctx.device, timedelta(seconds=_LONG_S))
         if ctx.rank not in others:
             board.lacking([f"raised/{rank}" for rank in others], _PATIENCE)
             return ""
