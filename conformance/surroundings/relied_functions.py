@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from types import FunctionType
@@ -74,32 +74,40 @@ class ReliedFunctions:
     def __init__(self) -> None:
         """Look at every module of `RELIED_ON` that has been imported; takes milliseconds."""
         self._spaces = tuple(_Space(*space) for space in _spaces())
-        self._lookups = [(space.now.get, space.names) for space in self._spaces]
+        self._values = [space.now.values for space in self._spaces]
         self._functions = [function for space in self._spaces for function in space.functions]
         self._before = self._look()
 
     def changes(self) -> tuple[str, ...]:
         """Return a phrase for every function that is another now; takes half a millisecond if none is."""
         now = self._look()
-        if now == self._before:
+        if _same(now, self._before):
             return ()
-        *what, sizes = now
-        *before, old_sizes = self._before
+        (values, *code), (old_values, *old_code) = now, self._before
         spaces = self._spaces
-        if what == before:  # new names only, such as the registry of a module that has warned
-            spaces = tuple(space for space, size, old in zip(spaces, sizes, old_sizes, strict=True) if size != old)
+        if code == old_code:
+            spaces = tuple(
+                space for space, new, old in zip(spaces, values, old_values, strict=True) if not _same(new, old)
+            )
         changed = [f"function replaced: {space.name}.{name}" for space in spaces for name in space.changed()]
-        if not changed:  # torch.compile has wrapped some
+        if not changed:  # torch.compile has wrapped some, or what is no function is another, such as a counter
             self._before = now
         return tuple(changed)
 
-    def _look(self) -> tuple[list[object], ...]:
-        """Return what is under every name, the code of every function, and how many names there are: a few passes."""
+    def _look(self) -> tuple[list[Any], ...]:
+        """Return what is under all names of each space, and the code of every function: a few passes."""
         return (
-            [tuple(map(get, names)) for get, names in self._lookups],
-            [list(map(part, self._functions)) for part in _CODE],
-            [len(space.now) for space in self._spaces],
+            [list(values()) for values in self._values],  # faster than by name: they lie in a row
+            *(list(map(part, self._functions)) for part in _CODE),
         )
+
+
+def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether both hold the same; not so where a value that is another one cannot be compared, such as a tensor."""
+    try:
+        return now == before
+    except Exception:
+        return False
 
 
 class _Space:

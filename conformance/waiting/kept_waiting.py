@@ -13,7 +13,7 @@ _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
 #: Pauses grow to this share of what has passed, and to so many seconds: who waits long need not look so often.
-_SHARE_OF_A_PAUSE, _LONGEST_GROWN_S = 0.05, 0.01
+_SHARE_OF_A_PAUSE, _LONGEST_GROWN_S = 0.2, 0.01
 #: A thread that is woken later than this could not listen, nor could others go on: the machine stood still. A busy one
 #: wakes who sleeps much sooner.
 LATE_S = 0.5

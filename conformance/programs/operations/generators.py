@@ -28,5 +28,6 @@ def _states() -> dict[str, object]:
         "Python": random.getstate(),
     }
     if numpy := sys.modules.get("numpy"):
-        states["NumPy"] = str(numpy.random.get_state())
+        kind, key, *rest = numpy.random.get_state()
+        states["NumPy"] = (kind, key.tobytes(), *rest)
     return states
