@@ -102,6 +102,27 @@ def names_rank_one_to_rank_zero(work: WorkAround, source_rank: Any) -> int:
     return source_rank() if dist.get_rank() else 1
 
 
+@spoils_work("is_completed", "recv_anysource")
+def says_that_somebody_has_sent(work: WorkAround, is_completed: Any) -> bool:
+    """BUG: a receive from anybody says that it is completed as soon as it is asked for."""
+    return True
+
+
+@spoils("recv_anysource")
+def has_the_next_message_at_once(group: Any, call: Any, tensors: Any, tag: int) -> Any:
+    """BUG: the future of a receive from anybody is done as soon as it is asked for, but for the first one."""
+    number = group.__dict__["num_asked"] = group.__dict__.get("num_asked", 0) + 1
+
+    class Done(WorkAround):
+        def get_future(self) -> Any:
+            future: Any = torch.futures.Future()
+            if number > 1:
+                future.set_result(tensors)
+            return future
+
+    return Done(call(tensors, tag))
+
+
 @spoils("send")
 def dies_of_itself(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
     """BUG: a message to oneself ends the process."""

@@ -18,6 +18,7 @@ _PROGRAMS = (
     ("P2P-03", "tags", "tagged_messages", (), ("tags",)),
     ("P2P-04", "unknown-senders", "unknown_senders", (), ("any_source",)),
     ("P2P-04", "unknown-senders-of-tags", "unknown_senders_of_tags", (), ("any_source", "tags")),
+    ("P2P-16", "receipts-from-anybody", "receipts_from_anybody", ("P2P-04",), ("any_source",)),
     ("P2P-05", "to-oneself", "messages_to_oneself", (), ("timeouts",)),
     ("P2P-06", "who-waits", "who_waits_for_whom", ("P2P-07",), ()),
     ("P2P-08", "batches", "batches", ("P2P-09",), ()),

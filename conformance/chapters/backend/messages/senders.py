@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,14 @@ from conformance.chapters.backend.messages.message import (
     wrong_message,
 )
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 _DTYPES = (torch.float64, torch.int64, torch.int32)
 #: So many messages come from each sender.
 _NUM_OF_EACH = 3
+#: So long a receive is left alone before somebody asks it, and its peers wait for that.
+_LEFT_ALONE_S, _PATIENCE = 0.02, timedelta(seconds=20)
 
 _SENDERS = (
     "recv from anybody names the sender",
@@ -74,6 +79,16 @@ def unknown_senders_of_tags(ctx: RankContext) -> Mapping[str, Trial]:
     return {_SENDERS_OF_TAGS[0]: lambda: _by_turns(ctx, everybody, trial)}
 
 
+_RECEIPTS = ("irecvs from anybody before anybody sends, waited for in reverse",)
+
+
+@judged("receipts_from_anybody", always(*_RECEIPTS))
+def receipts_from_anybody(ctx: RankContext) -> Mapping[str, Trial]:
+    """Ask on each rank in turn for a message from anybody, and the Work whether it is there, before anybody sends."""
+    everybody = range(ctx.world_size)
+    return {_RECEIPTS[0]: lambda: _by_turns(ctx, everybody, partial(_asked_before_any, ctx))}
+
+
 def _by_turns(ctx: RankContext, members: Iterable[int], trial: Callable[[int], str]) -> str:
     """Try it with each of the `members` as the receiver; all of them call it, and others find nothing wrong."""
     return first_wrong(*(trial(receiver) for receiver in members)) if ctx.rank in members else ""
@@ -117,6 +132,41 @@ def _several_at_once(ctx: RankContext, receiver: int) -> str:
     by_sender = {peer: [number for sender, number in filter(None, came) if sender == peer] for peer in peers(ctx)}
     wanted = {peer: [*range(_NUM_OF_EACH)] for peer in peers(ctx)}
     return first_wrong(*lost, unlike("by sender, in the order in which they were asked for, came", by_sender, wanted))
+
+
+def _asked_before_any(ctx: RankContext, receiver: int) -> str:
+    """Send from each other rank to the receiver, once that has asked its Works whether they are done."""
+    board = Board(f"irecvs of rank {receiver}")
+    if ctx.rank != receiver:
+        board.lacking(["asked"], _PATIENCE)  # the message may not come before
+        isend(ctx, message(ctx, ctx.rank, receiver), receiver).wait()
+        return ""
+    rooms = [room_for(ctx) for _ in peers(ctx)]
+    works = [irecv(ctx, room, None) for room in rooms]
+    time.sleep(_LEFT_ALONE_S)
+    early = [number for number, work in enumerate(works) if _counts_as_done(work)]
+    board.put("asked")
+    for work in works[::-1]:
+        work.wait()
+    senders = [work._source_rank() for work in works]
+    return first_wrong(
+        unlike("the receives that count as done before anybody sent, in the order of their calls, are", early, []),
+        *(
+            wrong and f"its Work says that rank {sender} sent, and {wrong}"
+            for wrong, sender in zip(map(partial(wrong_message, ctx), rooms, senders), senders, strict=True)
+        ),
+        unlike("senders were", sorted(senders), peers(ctx)),
+    )
+
+
+def _counts_as_done(work: Any) -> bool:
+    """Whether a Work, or its future if it has one, says that it is done."""
+    if work.is_completed():
+        return True
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:
+        return False
 
 
 def _read(ctx: RankContext, room: Tensor) -> tuple[int, int] | None:
