@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     type=click.Choice(ORDERS),
     default="listed",
     show_default=True,
-    help="The order in which scenarios run; listed begins with the cheapest of each requirement.",
+    help="The order in which scenarios run; listed begins with those that find most.",
 )
 @click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: random, printed]")
 @click.option(

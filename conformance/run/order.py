@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from conformance.errors import certain
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import one_per_requirement
+from conformance.spec.quick import cover, known_kills, load_kills
 
 ORDERS = ("listed", "reversed", "shuffled")
 
@@ -30,8 +31,9 @@ class Order:
     def apply(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
         """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
 
-        Listed are the cheapest of each requirement, then all others: what is broken is red early, whatever it is. In
-        both parts pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
+        Listed are those that together kill every mutant, then the cheapest of each requirement, then all others: what
+        is broken is red early, whatever it is. In each part pools come by ascending world size, unrecorded ones last;
+        shuffled ones in any order.
         """
         scenarios = tuple(scenarios)
         if self.name == "shuffled":
@@ -39,8 +41,10 @@ class Order:
             random.Random(self.seed).shuffle(arranged)
             pools = list(dict.fromkeys(map(_pool, arranged)))
             return tuple(sorted(arranged, key=lambda scenario: pools.index(_pool(scenario))))
-        first = frozenset(scenario.id for scenario in one_per_requirement(scenarios))
-        listed = sorted(scenarios, key=lambda scenario: (scenario.id not in first, _pool(scenario)))
+        telling = cover(known_kills(scenarios, load_kills()))
+        asking = {scenario.id for scenario in one_per_requirement(scenarios)} - telling
+        parts: dict[str, int] = {**dict.fromkeys(telling, 0), **dict.fromkeys(asking, 1)}
+        listed = sorted(scenarios, key=lambda scenario: (parts.get(scenario.id, 2), _pool(scenario)))
         return tuple(reversed(listed) if self.name == "reversed" else listed)
 
 

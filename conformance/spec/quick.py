@@ -43,9 +43,7 @@ def quick(scenarios: Iterable[Scenario], catalogue: Catalogue, kills: Kills) -> 
     core.
     """
     scenarios = tuple(scenarios)
-    ids = {scenario.id for scenario in scenarios}
-    known = {name: {id_: cpu_s for id_, cpu_s in of_one.items() if id_ in ids} for name, of_one in kills.items()}
-    chosen = cover(known)
+    chosen = cover(known_kills(scenarios, kills))
     judged = {name for one in scenarios if one.id in chosen for name in one.requirements}
     for requirement in catalogue:
         if requirement.level == "core" and requirement.id not in judged:
@@ -53,6 +51,12 @@ def quick(scenarios: Iterable[Scenario], catalogue: Catalogue, kills: Kills) -> 
             named = [one for one in counting if one.id.split("/")[1] == requirement.id]
             chosen |= {one.id for one in cheapest_first(named or counting)[:1]}
     return tuple(scenario for scenario in scenarios if scenario.id in chosen)
+
+
+def known_kills(scenarios: Iterable[Scenario], kills: Kills) -> Kills:
+    """Return those of `kills` that any of `scenarios` is known to do."""
+    ids = {scenario.id for scenario in scenarios}
+    return {name: {id_: cpu_s for id_, cpu_s in of_one.items() if id_ in ids} for name, of_one in kills.items()}
 
 
 def num_killed(scenarios: Iterable[Scenario], kills: Kills) -> int:

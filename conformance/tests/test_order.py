@@ -1,4 +1,4 @@
-"""The listed order asks for every requirement once before it asks for any twice, and keeps ranks of a kind together."""
+"""The listed order begins with what finds most, and keeps ranks of a kind together."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import itertools
 
 from conformance.run.order import LISTED, Order
 from conformance.spec.cheapest import one_per_requirement
+from conformance.spec.quick import cover, known_kills, load_kills, num_killed
 from conformance.suite import load_scenarios
 
 
-def test_every_requirement_is_asked_for_before_any_is_asked_for_again() -> None:
+def test_what_kills_every_mutant_comes_first_and_then_what_asks_for_every_requirement() -> None:
     scenarios = load_scenarios()
     arranged = LISTED.apply(scenarios)
     assert sorted(one.id for one in arranged) == sorted(one.id for one in scenarios)
-    first = one_per_requirement(scenarios)
-    assert {one.id for one in arranged[: len(first)]} == {one.id for one in first}
-    assert {name for one in first for name in one.requirements} == {
+    kills = known_kills(scenarios, load_kills())
+    telling = cover(kills)
+    asking = {one.id for one in one_per_requirement(scenarios)} - telling
+    ends = [0, len(telling), len(telling) + len(asking), len(arranged)]
+    parts = [arranged[start:end] for start, end in itertools.pairwise(ends)]
+    assert [{one.id for one in part} for part in parts[:2]] == [telling, asking]
+    assert num_killed(parts[0], kills) == sum(map(bool, kills.values()))
+    assert {name for part in parts[:2] for one in part for name in one.requirements} == {
         name for one in scenarios for name in one.requirements
     }
-    for part in (arranged[: len(first)], arranged[len(first) :]):
+    for part in parts:
         kinds = [kind for kind, _ in itertools.groupby(part, key=lambda one: one.kind_of_ranks)]
         assert len(kinds) == len(set(kinds))
 
