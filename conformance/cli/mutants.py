@@ -17,6 +17,7 @@ from conformance.errors import ReportError
 if TYPE_CHECKING:
     from conformance.mutants.detector import Detection, Found
     from conformance.spec.catalogue import Catalogue
+    from conformance.spec.quick import Kills
 
 
 _FILE = NamedPath(dir_okay=False)
@@ -31,7 +32,7 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
 @click.option("--keep", type=NamedPath(file_okay=False), metavar="FOLDER", help="Keep there what ranks saw in kills.")
 @click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
-@click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill, for profile quick.")
+@click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill: what runs begin with.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
 def command(
     names: tuple[str, ...],
@@ -143,19 +144,22 @@ def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:
 
 
 def _with_kills(file: Path, found: Found, catalogue: Catalogue) -> str:
-    """Return the text of `file` with what was `found` now, for every mutant that profile full is to kill."""
+    """Return the text of `file` with what was `found` now, for every mutant that some profile in it is to kill."""
     from conformance.mutants.catalogue import chosen
     from conformance.spec.profile import in_profile
-    from conformance.spec.quick import written
+    from conformance.spec.quick import PROFILES, known_kills, written
     from conformance.suite import load_scenarios
 
     before = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    full = {one.id for one in in_profile("full", load_scenarios(), catalogue)}
-    of_mutant = {**before, **found.kills}
-    names = [mutant.name for mutant in chosen((), "full", catalogue)]
-    return written(
-        {name: {id_: cpu_s for id_, cpu_s in of_mutant.get(name, {}).items() if id_ in full} for name in names}
-    )
+
+    def of_profile(profile: str) -> Kills:
+        of_mutant = {**before.get(profile, {}), **found.kills}
+        names = [mutant.name for mutant in chosen((), profile, catalogue)]
+        return known_kills(
+            in_profile(profile, load_scenarios(), catalogue), {name: of_mutant.get(name, {}) for name in names}
+        )
+
+    return written({profile: of_profile(profile) for profile in PROFILES})
 
 
 def _circumstances() -> tuple[dict[str, str], datetime.date]:

@@ -28,7 +28,7 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import cheapest_first
-from conformance.spec.quick import load_kills
+from conformance.spec.quick import load_all_kills
 from conformance.suite import load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
@@ -128,7 +128,7 @@ class Detector:
 
     def detect(self, mutant: Mutant, kill: Kill) -> Detection:
         """Run scenarios of one requirement until one of them kills the mutant: first those that are known to."""
-        active, known = False, load_kills().get(mutant.name, {})
+        active, known = False, load_all_kills().get(mutant.name, {})
         for scenario in sorted(scenarios_of(kill.where), key=lambda scenario: scenario.id not in known):
             tried = self.tried(mutant.trial, scenario)
             caught = any(kill.evidence in finding.summary + finding.explanation for finding in tried.findings)

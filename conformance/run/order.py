@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conformance.errors import certain
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import one_per_requirement
-from conformance.spec.quick import cover, known_kills, load_kills
+from conformance.spec.quick import cover, known_kills, load_all_kills
 
 ORDERS = ("listed", "reversed", "shuffled")
 
@@ -31,9 +33,9 @@ class Order:
     def apply(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
         """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
 
-        Listed are those that together kill every mutant, then the cheapest of each requirement, then all others: what
-        is broken is red early, whatever it is. In each part pools come by ascending world size, unrecorded ones last;
-        shuffled ones in any order.
+        Listed are those that together kill every mutant, then the cheapest of each requirement, then all others, in
+        rounds: what is broken is red early, whatever it is. In each part pools come by ascending world size, unrecorded
+        ones last; shuffled ones in any order.
         """
         scenarios = tuple(scenarios)
         if self.name == "shuffled":
@@ -41,14 +43,30 @@ class Order:
             random.Random(self.seed).shuffle(arranged)
             pools = list(dict.fromkeys(map(_pool, arranged)))
             return tuple(sorted(arranged, key=lambda scenario: pools.index(_pool(scenario))))
-        telling = cover(known_kills(scenarios, load_kills()))
+        telling = cover(known_kills(scenarios, load_all_kills()))
         asking = {scenario.id for scenario in one_per_requirement(scenarios)} - telling
-        parts: dict[str, int] = {**dict.fromkeys(telling, 0), **dict.fromkeys(asking, 1)}
-        listed = sorted(scenarios, key=lambda scenario: (parts.get(scenario.id, 2), _pool(scenario)))
+        rounds = {**_rounds(scenarios), **dict.fromkeys(asking, -1), **dict.fromkeys(telling, -2)}
+        listed = sorted(scenarios, key=lambda scenario: (rounds[scenario.id], _pool(scenario)))
         return tuple(reversed(listed) if self.name == "reversed" else listed)
 
 
 LISTED = Order()
+#: So many scenarios of a requirement have come by the end of each round but the last.
+_SO_MANY_BY_ROUND = (3, 15)
+
+
+def _rounds(scenarios: Iterable[Scenario]) -> dict[str, int]:
+    """Return in which round each scenario comes: of each requirement three, then twelve, then all, from anywhere.
+
+    Neighbours are alike, so that a bug which one of them misses is missed by the next as well.
+    """
+    num_before: Counter[str] = Counter()
+    rounds: dict[str, int] = {}
+    for scenario in sorted(scenarios, key=lambda one: hashlib.sha256(one.id.encode()).digest()):
+        requirement = scenario.id.rpartition("/")[0]
+        num_before[requirement] += 1
+        rounds[scenario.id] = sum(num_before[requirement] > most for most in _SO_MANY_BY_ROUND)
+    return rounds
 
 
 def _pool(scenario: Scenario) -> tuple[int, bool, bool]:

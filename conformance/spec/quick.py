@@ -1,9 +1,9 @@
 """Profile quick: few scenarios that kill the mutants which profile full kills, for a run at every push.
 
-A mutant is a DDP or backend that is wrong on purpose. `kills.toml` beside this module says which scenarios are known
-to kill it, and how many seconds of a processor each takes the ranks of a DDP that is right:
+A mutant is a DDP or backend that is wrong on purpose. `kills.toml` beside this module says which scenarios of a profile
+are known to kill it, and how many seconds of a processor each takes the ranks of a DDP or backend that is right:
 
-    [NoDivision]
+    [full.NoDivision]
     "gradients/GRAD-01/mlp-world2" = 0.052
 
 A mutant without any has not been run since then. `ddp-conformance mutants --kills FILE` writes the file.
@@ -30,9 +30,22 @@ Kills = Mapping[str, Mapping[str, float]]
 _FIXED_S = 0.15
 
 
+#: The profiles of which `kills.toml` says what kills: mutants of DDPs, and those of backends.
+PROFILES = ("full", "backend")
+
+
+def load_kills(profile: str = "full") -> Kills:
+    """Return which scenarios of one of `PROFILES` are known to kill which mutant."""
+    return _stored().get(profile, {})
+
+
+def load_all_kills() -> Kills:
+    """Return which scenarios of any profile are known to kill which mutant."""
+    return {name: of_one for profile in PROFILES for name, of_one in load_kills(profile).items()}
+
+
 @cache
-def load_kills() -> Kills:
-    """Return which scenarios are known to kill which mutant."""
+def _stored() -> Mapping[str, Kills]:
     return tomllib.loads(PATH.read_text(encoding="utf-8"))
 
 
@@ -98,10 +111,14 @@ def _that_kill(mutants: set[str], killed_by: Mapping[str, set[str]]) -> Iterable
     return (id_ for id_, names in killed_by.items() if names & mutants)
 
 
-def written(kills: Kills) -> str:
-    """Return the text of `kills.toml`."""
+def written(kills: Mapping[str, Kills]) -> str:
+    """Return the text of `kills.toml`, by profile."""
     head = "# Written by `ddp-conformance mutants --kills`; conformance/spec/quick.py says what for.\n"
-    return head + "".join(f"\n[{name}]\n{_lines(of_one)}" for name, of_one in kills.items())
+    return head + "".join(
+        f"\n[{profile}.{name}]\n{_lines(of_one)}"
+        for profile, of_profile in kills.items()
+        for name, of_one in of_profile.items()
+    )
 
 
 def _lines(of_one: Mapping[str, float]) -> str:

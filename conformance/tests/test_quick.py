@@ -16,7 +16,7 @@ from conformance.mutants.detector import Detection, Fate, Found
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
-from conformance.spec.quick import cover, load_kills, num_killed, quick, sentence, written
+from conformance.spec.quick import PROFILES, cover, load_kills, num_killed, quick, sentence, written
 from conformance.suite import load_scenarios
 
 CATALOGUE = load_catalogue()
@@ -65,12 +65,14 @@ def test_quick_is_useful_where_no_kill_is_known() -> None:
     assert len(cheap) <= len(touched_in_core(FULL))
 
 
-def test_the_stored_kills_are_of_the_mutants_and_scenarios_that_there_are() -> None:
-    kills = load_kills()
-    assert list(kills) == [mutant.name for mutant in chosen((), "full", CATALOGUE)]
-    assert {id_ for of_one in kills.values() for id_ in of_one} <= {scenario.id for scenario in FULL}
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_stored_kills_are_of_the_mutants_and_scenarios_that_there_are(profile: str) -> None:
+    kills = load_kills(profile)
+    assert list(kills) == [mutant.name for mutant in chosen((), profile, CATALOGUE)]
+    scenarios = in_profile(profile, load_scenarios(), CATALOGUE)
+    assert {id_ for of_one in kills.values() for id_ in of_one} <= {scenario.id for scenario in scenarios}
     assert all(cpu_s > 0 for of_one in kills.values() for cpu_s in of_one.values())
-    assert tomllib.loads(written(kills)) == kills
+    assert tomllib.loads(written({profile: kills})) == {profile: kills}
 
 
 def test_most_mutants_are_known_to_be_killed() -> None:
@@ -96,7 +98,8 @@ def test_no_ddp_is_certified_at_quick() -> None:
 def test_what_killed_is_renewed_for_the_mutants_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (mutant.name for mutant in chosen((), "full", CATALOGUE)[:2])
     file = tmp_path / "kills.toml"
-    file.write_text(written({first: {FULL[0].id: 9.0}, second: {FULL[1].id: 0.5}, "LongGone": {FULL[0].id: 0.5}}))
+    before = {first: {FULL[0].id: 9.0}, second: {FULL[1].id: 0.5}, "LongGone": {FULL[0].id: 0.5}}
+    file.write_text(written({"full": before}))
 
     def detect_all(mutants: tuple[Mutant, ...], *_: object, **__: object) -> Found:
         found = [Detection(one, one.kills[0], Fate.KILLED, FULL[2].id, 0.25) for one in mutants]
@@ -105,7 +108,7 @@ def test_what_killed_is_renewed_for_the_mutants_that_ran(tmp_path: Path, monkeyp
     monkeypatch.setattr(detector, "detect_all", detect_all)
     result = CliRunner().invoke(main, ["mutants", first, "--kills", str(file)])
     assert result.exit_code == 0, result.output
-    kills = tomllib.loads(file.read_text())
+    kills = tomllib.loads(file.read_text())["full"]
     assert list(kills) == [mutant.name for mutant in chosen((), "full", CATALOGUE)]
     assert {name: of_one for name, of_one in kills.items() if of_one} == {
         first: {FULL[2].id: 0.25}, second: {FULL[1].id: 0.5},
