@@ -19,7 +19,7 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.generators import Generators
-from conformance.programs.operations.groups import Groups, members_of
+from conformance.programs.operations.groups import Groups, members_of, whose
 from conformance.programs.operations.hearsay import all_say, introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.kinds import KINDS
@@ -161,7 +161,7 @@ def _of_no_use(ctx: RankContext, group: Any) -> str:
 
 def _group(ctx: RankContext, groups: Groups, name: str) -> Any:
     """Return that group; a hang or an error while it is made is told as such."""
-    with ctx.phase(f"new_group, for the group called {name.partition('#')[0]}"):
+    with ctx.phase(f"new_group of {whose(name)}"):
         return groups.get(name)
 
 

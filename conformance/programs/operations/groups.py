@@ -23,6 +23,22 @@ _MEET = "TORCH_DIST_INIT_BARRIER"
 _numbers = itertools.count()
 
 
+#: What the groups are whose names do not say it.
+_WHOSE = {
+    "permuted": "all ranks in reverse order",
+    "twin": "the same ranks as another group",
+    "without-0": "all ranks but 0",
+    "ends": "the first and the last rank",
+    "alone": "each rank alone",
+}
+
+
+def whose(name: str) -> str:
+    """Return whose group that is, for a sentence."""
+    plain = name.partition("#")[0]
+    return _WHOSE.get(plain, f"the group called {plain}")
+
+
 def members_of(name: str, rank: int, world_size: int) -> tuple[int, ...]:
     """Return the global ranks of the group called `name` that `rank` is to use; it may not be one of them.
 

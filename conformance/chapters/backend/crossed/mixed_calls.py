@@ -12,7 +12,7 @@ from conformance.programs.operation_cells import UNDECLARED
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
-from conformance.programs.operations.groups import Groups, members_of
+from conformance.programs.operations.groups import Groups, members_of, whose
 from conformance.programs.operations.hearsay import introduce
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.memory import WHOLE, Arena
@@ -36,7 +36,7 @@ def mixed_calls(ctx: RankContext) -> None:
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
     calls = _sequence(ctx.scenario)
     for name in dict.fromkeys(call.cell.group for call in calls):  # all ranks make them in one order
-        with ctx.phase(f"new_group, for the group called {name}"):
+        with ctx.phase(f"new_group of {whose(name)}"):
             groups.get(name)
     rank = _Rank(ctx, groups, calls)
     for number in range(len(calls)):
