@@ -299,3 +299,12 @@ def sends_a_storage_from_the_front(group: Any, call: Any, outputs: Any, inputs: 
     if list(storages.values()) == [num_bytes]:
         parts.sort(key=Tensor.data_ptr)
     return call(outputs, [parts], *options)
+
+
+@spoils("allgather")
+def loses_an_end_among_four(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: all_gather among four ranks and more loses the last 64 bytes of a part of more than 1 MiB."""
+    work = finished(call(outputs, inputs, *options))
+    if group.size() > 3 and inputs[0].nbytes > 2**20:
+        outputs[0][0].view(-1)[-16:] = 0
+    return work

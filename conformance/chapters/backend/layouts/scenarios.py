@@ -18,8 +18,9 @@ _SMALL = (1, 2, 3, 7, 8, 9, 31, 32, 33, 127, 128, 129, 1009, 1023, 1024, 1025)
 #: 16 KiB, 64 KiB and 1 MiB of float32.
 _LARGE = (2**12, 2**14, 2**18)
 _BESIDE_LARGE = tuple(length + more for length in _LARGE for more in (-1, 1))
-#: 16 MiB of float32 and one more: backends choose another way for more than some MiB.
-_LONG = 2**22 + 1
+#: By world size, 16 MiB of float32 and one more: backends choose another way for more than some MiB. And 1.1 MiB, since
+#: they also choose it by the number of ranks.
+_LONG = {2: 2**22 + 1, 4: 300_007}
 #: A slot that is used again may be wrong the second time, or the third.
 _ROUNDS = 4
 _DTYPES = ("float32", "int64")
@@ -41,9 +42,10 @@ def scenarios() -> Iterator[Scenario]:
     for operation, what in OPERATIONS.items():
         if what.coalesced:
             continue  # which have several tensors, the longest of three times the size
-        called = arguments(f"long-{dashed(operation)}", operation=operation, numel=_LONG)
         needs = tuple(filter(None, [what.needs]))
-        yield from _grid("LAY-01", "", "long_tensors", 2, called, needs=needs)
+        for world_size, numel in _LONG.items():
+            called = arguments(f"long-{dashed(operation)}", operation=operation, numel=numel)
+            yield from _grid("LAY-01", "", "long_tensors", world_size, called, needs=needs)
     cells = every_cell(OPERATIONS, _DTYPES, numel=0, root=1, lifetime=("sync", "wait", "future"))
     several = [operation for operation in OPERATIONS if OPERATIONS[operation].coalesced]
     among = every_cell(several, _DTYPES, form="one-empty", path=("public", "group"), tensors=(3, 5))

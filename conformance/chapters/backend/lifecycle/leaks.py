@@ -141,10 +141,14 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
 
     def apart() -> str:
         group = dist.new_group()
-        clause = sum_of(group)
-        time.sleep(0.1 * ctx.rank)
-        dist.destroy_process_group(group)
-        return first_wrong(clause, sum_of(ctx.process_group))
+        clauses = [sum_of(group)]
+        if ctx.rank == 0:  # the others need it elsewhere before they destroy theirs
+            dist.destroy_process_group(group)
+        clauses.append(sum_of(ctx.process_group))
+        if ctx.rank > 0:
+            time.sleep(0.1 * (ctx.rank - 1))
+            dist.destroy_process_group(group)
+        return first_wrong(*clauses, sum_of(ctx.process_group))
 
     def pending() -> str:
         group = dist.new_group()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import WorkAround, WorkDone, finished, of_class, spoils
@@ -128,6 +130,21 @@ class ends_the_others(Relay):
         if self._ended:
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
+
+
+@of_class
+class ends_with_the_others(Relay):
+    """BUG: to destroy a group waits for the other ranks to destroy it, for as long as the timeout is."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: Any) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self._store, self._timeout = PrefixStore("ended", store), timeout
+
+    def shutdown(self) -> None:
+        self._store.set(str(self.rank()), "")
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([str(rank) for rank in range(self.size())], self._timeout)
+        super().shutdown()
 
 
 @of_class
