@@ -42,8 +42,6 @@ OnEvent = Callable[[Progress], None]
 #: While one scenario is judged, the next one runs. The one after that begins, too, while so many processors are idle:
 #: ranks that hang, until their deadline or another one's timeout, or that wait for each other, leave them so.
 _IDLE_PROCESSORS = 0.3
-#: Without a DDP ranks compute next to nothing, and wait for each other most of the time.
-_IDLE_WITHOUT_DDP = 0.1
 #: So often that is looked at, and so long another one waits in any case.
 _LOOK_S, _PATIENCE_S = 0.05, 2.0
 #: So many scenarios at most are waited for.
@@ -233,12 +231,8 @@ class _Judging:
                 awaited, since_s = self._awaited(waiting) if is_full else None, time.monotonic()
                 continue
             is_patient = self._needs_all(awaited) or time.monotonic() < since_s + _PATIENCE_S
-            if not is_full and (processors.num_idle() >= self._idle_enough or not is_patient):
+            if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
                 return
-
-    @property
-    def _idle_enough(self) -> float:
-        return _IDLE_WITHOUT_DDP if self.subject == NO_DDP else _IDLE_PROCESSORS
 
     def _awaited(self, waiting: Sequence[_Waiting]) -> _Waiting | None:
         """Return the scenario that must end before another begins, unless processors are idle; None if none must."""
