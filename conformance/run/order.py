@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -56,16 +55,18 @@ _SO_MANY_BY_ROUND = (3, 15)
 
 
 def _rounds(scenarios: Iterable[Scenario]) -> dict[str, int]:
-    """Return in which round each scenario comes: of each requirement three, then twelve, then all, from anywhere.
+    """Return in which round each scenario comes: of a requirement with many three, then twelve, then all the others.
 
-    Neighbours are alike, so that a bug which one of them misses is missed by the next as well.
+    They come from anywhere: neighbours are alike, so that a bug which one of them misses is missed by the next as well.
     """
-    num_before: Counter[str] = Counter()
+    of_each: dict[str, list[str]] = {}
+    for scenario in scenarios:
+        of_each.setdefault(scenario.id.rpartition("/")[0], []).append(scenario.id)
     rounds: dict[str, int] = {}
-    for scenario in sorted(scenarios, key=lambda one: hashlib.sha256(one.id.encode()).digest()):
-        requirement = scenario.id.rpartition("/")[0]
-        num_before[requirement] += 1
-        rounds[scenario.id] = sum(num_before[requirement] > most for most in _SO_MANY_BY_ROUND)
+    for ids in of_each.values():
+        is_few = len(ids) <= _SO_MANY_BY_ROUND[-1]
+        for number, id_ in enumerate(sorted(ids, key=lambda one: hashlib.sha256(one.encode()).digest())):
+            rounds[id_] = 0 if is_few else sum(number >= most for most in _SO_MANY_BY_ROUND)
     return rounds
 
 
