@@ -42,9 +42,8 @@ def whose(name: str) -> str:
 def members_of(name: str, rank: int, world_size: int) -> tuple[int, ...]:
     """Return the global ranks of the group called `name` that `rank` is to use; it may not be one of them.
 
-    world, permuted, twin: all ranks; permuted names them in reverse order, twin is a second group of the same ranks.
-    without-0: all but rank 0. ends: the first and the last. alone: this rank. What is behind a # tells groups of the
-    same ranks from each other.
+    The world's are all ranks, and those of the others as `whose` says. What is behind a # tells groups of the same
+    ranks from each other.
     """
     name = name.partition("#")[0]
     everybody = tuple(range(world_size))
