@@ -18,6 +18,8 @@ _MOST_REPORTS = 4  # of one rank: what follows from the first one says little
 _STACK_LINES = 16  # stacks are printed with the most recent call first
 #: The innermost frame of a pool's thread that has nothing to do.
 _IDLE = re.compile(r"\A[^\n]*\n[^\n]*concurrent/futures/thread\.py[^\n]* in _worker")
+#: A frame of torch.distributed, with its function; every public one is called through one `wrapper`.
+_OF_DISTRIBUTED = re.compile(r"/torch/distributed/.* in (?!wrapper\b)(\w+)")
 #: Frames of the harness, which are on every stack and tell nothing about the subject.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
 
@@ -264,12 +266,21 @@ def _death(observation: Observation) -> str:
 
 
 def _where(observation: Observation) -> str:
-    """Return e.g. `in phase backward, step 1`."""
+    """Return e.g. `in phase backward, step 1`, or `in new_group` of a program that had announced nothing."""
     phase = observation.phase or "an unknown phase"
+    if phase == "start":
+        return f"in {called}" if (called := _called(observation)) else "before its first phase"
     last = observation.history[-1] if observation.history else None
     step = f", step {last.step}" if last is not None and last.phase == phase and last.step >= 0 else ""
     step += f", on {observation.host}" if observation.host else ""
     return f"in {phase if phase.startswith('an ') else f'phase {phase}'}{step}"
+
+
+def _called(observation: Observation) -> str:
+    """Return which function of torch.distributed the program had called; empty if none, or nobody knows."""
+    traceback = observation.raised.traceback.splitlines() if observation.raised is not None else []
+    inside = filter(None, map(_OF_DISTRIBUTED.search, [*traceback, *reversed(observation.frames)]))
+    return next((found[1] for found in inside), "")
 
 
 def _last_words(observation: Observation) -> str:

@@ -4,9 +4,14 @@ The truth contains losses, and gradients and parameters that come of them. Anoth
 kernels, computes them with other roundings, each as right as the other. So a rank of the backend under test computes
 the truth: in a process like every other rank's, on the same device, with the same kernels. It is alone in its group,
 and no subject is ever loaded in its process.
+
+What a program without a DDP must observe holds no number that a device computes: its ranks judge for themselves. That
+truth needs no rank, which would take as long for it as some ranks for their whole scenario.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from conformance.errors import ReplicaError, present
 from conformance.observation import Facts, Observation
@@ -15,9 +20,27 @@ from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.device import on_device
+from conformance.waiting.pending import Pending
 
 #: The longest truth, of a training of several epochs on a busy machine, takes a tenth of this.
 _DEADLINE_S = 120.0
+
+
+def expect(
+    scenario: Scenario, start: Callable[[Scenario], Pending[Mapping[int, Observation]]]
+) -> Pending[Mapping[int, Facts]]:
+    """Have a replica compute what the ranks of `scenario` must observe, or compute it here, if no device has to.
+
+    `start` starts a scenario on ranks that no subject ever runs on.
+
+    Raises, when the facts are asked for:
+        ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
+
+    """
+    program = get_program(scenario.program)
+    if program.without_ddp:
+        return Pending.waiting_for(lambda: present(program.expectation)(scenario))
+    return start(replica_of(scenario)).then(lambda observations: _expected_by(observations[0]))
 
 
 def replica_of(scenario: Scenario) -> Scenario:
@@ -28,13 +51,7 @@ def replica_of(scenario: Scenario) -> Scenario:
     )  # fmt: skip
 
 
-def expected_by(replica: Observation) -> dict[int, Facts]:
-    """Return the facts that every rank must observe, from what the replica observed.
-
-    Raises:
-        ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
-
-    """
+def _expected_by(replica: Observation) -> dict[int, Facts]:
     disturbed = (*replica.hygiene, *replica.device_reports)
     if replica.fate.kind != "returned" or disturbed:
         why = replica.raised.traceback if replica.raised else replica.stack or ", ".join(disturbed)

@@ -21,6 +21,7 @@ from conformance.run.report import Report
 from conformance.verdict import Finding, Verdict
 
 _MOST_NAMES = 5
+_WHERE = re.compile(r"( raised \w+) (?:in (?:phase .*?|\w+)|before its first phase): ")
 _STEP = re.compile(r"(step|local|micro|forward|backward|round)\d+/")
 
 
@@ -211,7 +212,7 @@ def _alike(summary: str) -> str:
 
     Nor does it hold where an error was raised: a backend that lacks something raises the same one everywhere.
     """
-    words = _STEP.sub("", re.sub(r"( raised \w+) in phase .*?: ", r"\1: ", summary)).split(" on rank")[0]
+    words = _STEP.sub("", _WHERE.sub(r"\1: ", summary)).split(" on rank")[0]
     name, slash, _ = words.partition("/")
     if slash and " " not in name:
         return name

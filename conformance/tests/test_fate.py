@@ -176,6 +176,25 @@ def test_of_what_is_not_recorded_the_phase_says_what_was_called() -> None:
     assert apart.summary == "rank 1 raised ValueError in phase backward: no"
 
 
+def test_before_its_first_phase_a_rank_is_in_the_function_of_torch_that_it_called() -> None:
+    stack = """Current thread 0x1 (most recent call first):
+  File "/lib/torch/distributed/distributed_c10d.py", line 5 in _new_group_with_tag
+  File "/lib/torch/distributed/distributed_c10d.py", line 6 in new_group
+  File "/lib/torch/distributed/c10d_logger.py", line 7 in wrapper
+  File "/suite/program.py", line 8 in body"""
+    hung = _check("no_hang", ended(0, "hung", stack=stack, phase="start"), returned(1), recorded=False)
+    assert hung.summary.startswith("rank 0 did not end: rank 0 is in new_group")
+    traceback = "\n".join(f"{line}," for line in reversed(stack.replace(" in ", ", in ").splitlines()))
+    failed = replace(raised(1, ValueError("no"), traceback=traceback), phase="start")
+    assert _check("no_exception", returned(0), failed, recorded=False).summary == (
+        "rank 1 raised ValueError in new_group: no"
+    )
+    nowhere = replace(raised(1, ValueError("no")), phase="start")
+    assert _check("no_exception", returned(0), nowhere, recorded=False).summary == (
+        "rank 1 raised ValueError before its first phase: no"
+    )
+
+
 @pytest.mark.parametrize(
     ("phases", "broken"),
     [

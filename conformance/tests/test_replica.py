@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import Never
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from conformance.backends.backend import get_backend
 from conformance.errors import ReplicaError
 from conformance.observation import Facts
 from conformance.programs.registry import get_program
+from conformance.programs.replica import expect
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.difference import difference
-from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.expected import Raises, Right, Satisfies
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 
@@ -71,6 +73,18 @@ def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -
     one, other = scenario(ROUNDED[0]), scenario(ROUNDED[1])
     ranks.expect(one)
     assert ranks.expect(other).wait()[0].keys() == here(other)[0].keys()
+
+
+def test_what_is_asked_of_a_backend_alone_needs_no_rank_and_no_device() -> None:
+    def nobody(one: Scenario) -> Never:
+        raise AssertionError
+
+    kinds: set[type] = set()
+    for one in load_scenarios():
+        if get_program(one.program).without_ddp:
+            for facts in expect(one, nobody).wait().values():
+                kinds |= {type(value) for value in facts.values()}
+    assert kinds == {Raises, Right}
 
 
 def is_small(value: int, most: int, least: int = 1) -> bool:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Facts, Observation, remembered
-from conformance.programs.replica import expected_by, replica_of
+from conformance.programs import replica
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
@@ -164,7 +164,7 @@ class AttachedController:
             ReplicaError: the replica did not return.
 
         """
-        return self.start(replica_of(scenario), NO_DDP).then(lambda observations: expected_by(observations[0]))
+        return replica.expect(scenario, lambda one: self.start(one, NO_DDP))
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""

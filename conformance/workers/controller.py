@@ -12,7 +12,7 @@ import msgspec
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Facts, Observation
-from conformance.programs.replica import expected_by, replica_of
+from conformance.programs import replica
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.waiting.pending import Pending
@@ -151,7 +151,7 @@ class Controller:
             ReplicaError: the replica did not return.
 
         """
-        return self.start(replica_of(scenario), NO_DDP).then(lambda observations: expected_by(observations[0]))
+        return replica.expect(scenario, lambda one: self.start(one, NO_DDP))
 
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""

@@ -53,9 +53,9 @@ from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
-#: Of `mallopt` of the GNU C library; so many free bytes stay.
+#: Of `mallopt` of the GNU C library: so many free bytes stay, of blocks of so many at most; it takes no more of these.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 2**24
+_KEPT_BYTES, _KEPT_BLOCK = 2**28, 2**25
 #: More than the parameters of most fixtures; takes a millisecond.
 _NUM_SCATTERED = 512
 
@@ -268,8 +268,19 @@ def _arrange_process(seat: Seat) -> FlightRecord:
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would delay the report of a death by seconds
     torch.set_num_threads(1)
+    _let_others_finish()
     _keep_freed_memory()
     return flight
+
+
+def _let_others_finish() -> None:
+    """Have no thread of the rank take a processor from another one as soon as it has something to do.
+
+    The thread in which gloo waits for sockets asks again and again while a thread that it has interrupted holds a lock:
+    forty times for each message, with three ranks on two processors. Where that may not be set, nothing changes.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _keep_freed_memory() -> None:
@@ -279,7 +290,7 @@ def _keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 

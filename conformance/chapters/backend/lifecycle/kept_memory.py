@@ -21,8 +21,8 @@ from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.waiting.kept_waiting import own_seconds
 
-#: One block has a quarter of a megabyte, so that each call's tensors come from the system and go back to it.
-_NUMEL, _NUM_CALLS = 65_536, 100
+#: One block has 128 KiB: together they are far more than a process grows by without any reason.
+_NUMEL, _NUM_CALLS = 32_768, 100
 #: Of tensors that the caller has dropped a backend may keep so many: those of a few calls before.
 _MOST_KEPT = 20
 #: So many more descriptors and threads together may a backend have that made some of them late.

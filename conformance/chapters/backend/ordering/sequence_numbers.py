@@ -14,38 +14,58 @@ from conformance.programs.operations.groups import Groups
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
 
-_NUMBERS = ("sequence number of the default group", "sequence number of a new group")
+OF_DEFAULT, OF_NEW = "sequence number of the default group", "sequence number of a new group"
+AFTER_MESSAGES = "sequence number of a new group, after messages between two of its ranks"
 
 
-@judged("sequence_numbers", always(*_NUMBERS))
+@judged("sequence_numbers", always(OF_DEFAULT, OF_NEW, AFTER_MESSAGES))
 def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     """Call collectives of several kinds, and ask the group for its sequence number after each. All ranks run it.
 
-    Raises `Unsupported` where a group tells none.
+    Of the default group what the calls add counts: what it was used for before may have counted otherwise. Raises
+    `Unsupported` where a group tells none.
     """
 
-    def counted(group: Any) -> str:
-        before = _told(ctx, group, "no collective")
-        if set(before) == {None}:
-            ctx.unsupported("the group tells no sequence number")
+    def counted(group: Any, *, since: list[int] | None = None) -> str:
+        before = since or _told(ctx, group, "no collective")
+        start = before if group is ctx.process_group else [0] * ctx.world_size
         for name, call in _calls(ctx, group).items():
             call()
             after = _told(ctx, group, name)
-            if len(set(after)) > 1:
-                return f"after {name} it is {_by_rank(after)}: the ranks count differently"
-            if (now := after[ctx.rank]) is None or now <= (was := before[ctx.rank] or 0):
-                return f"it was {was} before {name}, and is {now} after it"
+            if len({now - then for now, then in zip(after, start, strict=True)}) > 1:
+                began = f", and was {_by_rank(start)} before all calls" if any(start) else ""
+                return f"after {name} it is {_by_rank(after)}{began}: the ranks count differently"
+            if after[ctx.rank] <= before[ctx.rank]:
+                return f"it was {before[ctx.rank]} before {name}, and is {after[ctx.rank]} after it"
             before = after
         return ""
 
-    def of_new_group() -> str:
+    def of_new_group(*, messages: bool = False) -> str:
         groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
         try:
-            return counted(groups.get("twin"))
+            group = groups.get("twin")
+            before = _told(ctx, group, "no collective")
+            if messages:
+                _exchange(ctx, group)
+            return counted(group, since=before)
         finally:
             groups.destroy()
 
-    return {_NUMBERS[0]: lambda: counted(ctx.process_group), _NUMBERS[1]: of_new_group}
+    return {
+        OF_DEFAULT: lambda: counted(ctx.process_group),
+        OF_NEW: of_new_group,
+        AFTER_MESSAGES: lambda: of_new_group(messages=True),
+    }
+
+
+def _exchange(ctx: RankContext, group: Any) -> None:
+    """Send some messages from the first rank to the second; the others know nothing of them."""
+    for number in range(3):
+        tensor = torch.full((3,), float(number), device=ctx.device)
+        if ctx.rank == 0:
+            dist.send(tensor, 1, group=group)
+        elif ctx.rank == 1:
+            dist.recv(tensor, 0, group=group)
 
 
 def _calls(ctx: RankContext, group: Any) -> dict[str, Callable[[], Any]]:
@@ -74,15 +94,17 @@ def _calls(ctx: RankContext, group: Any) -> dict[str, Callable[[], Any]]:
     return {name: call for name, (need, call) in calls.items() if not need or need in ctx.declared}
 
 
-def _told(ctx: RankContext, group: Any, after: str) -> list[int | None]:
-    """Return the sequence number that each rank has now, None where the group tells none."""
+def _told(ctx: RankContext, group: Any, after: str) -> list[int]:
+    """Return the sequence number that each rank has now; raises `Unsupported` where no group tells one, -1 if one."""
     try:
         number = str(group._get_sequence_number_for_group())
     except RuntimeError:  # so says torch's own class
         number = ""
     said = told(f"sequence number after {after}", number, ctx.rank, range(ctx.world_size))
-    return [int(one) if one else None for one in said]
+    if not any(said):
+        ctx.unsupported("the group tells no sequence number")
+    return [int(one or -1) for one in said]
 
 
-def _by_rank(numbers: list[int | None]) -> str:
+def _by_rank(numbers: list[int]) -> str:
     return ", ".join(f"{number} on rank {rank}" for rank, number in enumerate(numbers))
