@@ -211,6 +211,7 @@ def test_every_rank_reports_what_it_saw(controller: Controller, world_size: int)
         assert seen.facts["world"] == [rank, world_size]
         assert seen.facts["backend"] == "gloo"
         assert seen.facts["torch_threads"] == 1
+        assert seen.facts["policies"] == [os.SCHED_BATCH]
         assert torch.equal(seen.facts["sum"], torch.full((2,), float(sum(range(world_size)))))
         assert [collective.op for collective in seen.history] == ["all_reduce"]
         assert seen.duration_ns > 0

@@ -208,6 +208,8 @@ def random_numbers(ctx: RankContext) -> None:
 def environment(ctx: RankContext) -> None:
     """Observe what a rank finds around it."""
     ctx.observe("torch_threads", torch.get_num_threads())
+    threads = map(int, os.listdir("/proc/self/task"))  # the backend's, too
+    ctx.observe("policies", sorted({os.sched_getscheduler(thread) for thread in threads}))
     ctx.observe("backend", dist.get_backend())
     ctx.observe("world", [dist.get_rank(), dist.get_world_size()])
     ctx.observe("group_type", type(ctx.process_group).__name__)

@@ -53,7 +53,7 @@ from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
-#: Of `mallopt` of the GNU C library: so many free bytes stay, of blocks of so many at most; it takes no more of these.
+#: Of `mallopt` of the GNU C library: so many free bytes stay, and blocks of so many, the most that it takes here.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _KEPT_BLOCK = 2**28, 2**25
 #: More than the parameters of most fixtures; takes a millisecond.

@@ -95,7 +95,10 @@ def _calls(ctx: RankContext, group: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _told(ctx: RankContext, group: Any, after: str) -> list[int]:
-    """Return the sequence number that each rank has now; raises `Unsupported` where no group tells one, -1 if one."""
+    """Return the sequence number that each rank has now, -1 for one that tells none while others do.
+
+    Raises `Unsupported` where no rank's group tells one.
+    """
     try:
         number = str(group._get_sequence_number_for_group())
     except RuntimeError:  # so says torch's own class

@@ -152,16 +152,17 @@ def callbacks_that_wait(ctx: RankContext) -> Mapping[str, Trial]:
     def waits(operation: str) -> str:
         summed = torch.full((3,), float(ctx.rank), device=ctx.device)
 
-        def reduce(future: Any) -> None:
+        def reduce(future: Any) -> torch.Tensor:
             work: Any = dist.all_reduce(summed, group=ctx.process_group, async_op=True)
             work.wait()
+            return summed  # whoever waits for it waits on a device, too, for what this thread's stream has waited for
 
         if ctx.rank == size - 1:
             time.sleep(_LATE_S)
         cell = Cell(operation, lifetime="future")
         (work,) = Tensors.of(Truth(cell, Place(ctx.rank, size)), ctx.device).issue(ctx.process_group).works
-        work.get_future().then(reduce).wait()
-        return unlike("the sum of all_reduce is", summed, [float(sum(range(size)))] * 3)
+        result = work.get_future().then(reduce).wait()
+        return unlike("the sum of all_reduce is", result, [float(sum(range(size)))] * 3)
 
     return {name: partial(waits, operation) for name, operation in zip(_CALLBACKS, _KINDS, strict=True)}
 
