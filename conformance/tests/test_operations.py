@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.chapters.backend.crossed.scenarios import CELLS
+from conformance.chapters.backend.lifecycle.held import resident_bytes
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
 from conformance.programs.operations.data import (
@@ -358,3 +359,11 @@ def test_another_reduction_of_bool_is_told_and_no_memory_that_is_used_again() ->
     blocks = truth.cell.what.outputs(truth.place)[0]
     told = wrong_values(truth, blocks, sums.received(blocks), "the result")
     assert told.endswith("it holds the SUM or MAX or BOR instead")
+
+
+def test_memory_that_is_free_and_only_kept_by_the_c_library_does_not_count() -> None:
+    blocks = [b"x" * (50_000 + number % 2) for number in range(2_000)]
+    last, before = blocks[-1], resident_bytes()
+    del blocks
+    assert before - resident_bytes() > 50_000_000
+    assert len(last) == 50_001  # what lies behind it all, so that nothing shrinks by itself
