@@ -99,10 +99,7 @@ def _shifted(self: Any, tensors: Any, *options: Any) -> Any:
 lets_messages_shift_sums.create.allreduce = _shifted  # type: ignore[attr-defined]
 
 
-@of_class
-class counts_messages_as_collectives(Relay):
-    """BUG: messages and collectives share a counter; after an odd number of messages a rank's part is left out."""
-
+class _CountsMessages(Relay):
     number = 0
 
     def send(self, *args: Any) -> Any:
@@ -113,8 +110,26 @@ class counts_messages_as_collectives(Relay):
         self.number += 1
         return self.inner.recv(*args)
 
+
+@of_class
+class counts_messages_as_collectives(_CountsMessages):
+    """BUG: messages and collectives share a counter; after an odd number of messages a rank's part is left out."""
+
     def allreduce(self, tensors: Any, *options: Any) -> Any:
         if self.number % 2:
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+@of_class
+class matches_by_all_it_has_done(_CountsMessages):
+    """BUG: messages and collectives share a counter, so that ranks with unlike numbers of messages do not match."""
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        numbers, greatest = torch.tensor([self.number, -self.number]), dist.AllreduceOptions()
+        greatest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        finished(self.inner.allreduce([numbers], greatest))
+        if int(numbers.sum()):
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
 
