@@ -156,9 +156,9 @@ class AttachedController:
         return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
 
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
-        """Return what a replica, a rank that no subject ever runs in, computes: what ranks must observe.
+        """Return what ranks must observe: by a replica, where a device has to compute it.
 
-        The replica starts when it is asked for: an agent runs one rank at a time.
+        That starts when it is asked for: an agent runs one rank at a time.
 
         Raises, when the facts are asked for:
             ReplicaError: the replica did not return.

@@ -143,9 +143,9 @@ class Controller:
         return asked
 
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
-        """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.
+        """Have it computed what ranks must observe in `scenario`: by a replica, where a device has to.
 
-        Until the facts have been taken, another scenario gets another one.
+        Until the facts have been taken, another scenario gets another replica.
 
         Raises, when the facts are asked for:
             ReplicaError: the replica did not return.

@@ -14,9 +14,8 @@ from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
-#: More than a counter of 16 bits holds without a sign; of an operation that takes long, with one.
-_NUM_COUNTED, _NUM_OF_SLOW = 2**16 + 100, {"broadcast": 2**15 + 100}
-_NUM_AT_ONCE = 50
+#: More than a counter of 16 bits holds, with a sign or without.
+_NUM_COUNTED, _NUM_AT_ONCE = 2**16 + 100, 50
 #: After so many a rank says that it goes on: a slow backend may take a minute for all of them.
 _NUM_IN_A_PHASE = 100 * _NUM_AT_ONCE
 #: Of so many lots of collectives one has elements, and those where a counter ends: the others take less time.
@@ -27,11 +26,7 @@ Begin = Callable[[Tensor, Tensor], list[Any]]
 
 def _counted(scenario: Scenario) -> tuple[str]:
     operation = scenario.arguments["operation"]
-    return (f"{_number(operation):,} of {operation}, of one element {'or none' if operation in _ONE_OF else 'each'}",)
-
-
-def _number(operation: str) -> int:
-    return _NUM_OF_SLOW.get(operation, _NUM_COUNTED)
+    return (f"{_NUM_COUNTED:,} of {operation}, of one element {'or none' if operation in _ONE_OF else 'each'}",)
 
 
 @judged("many_numbers", _counted)
@@ -60,10 +55,9 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     (name,) = _counted(ctx.scenario)
 
     def counted() -> str:
-        number = _number(operation)
-        for first in range(0, number, _NUM_IN_A_PHASE):
+        for first in range(0, _NUM_COUNTED, _NUM_IN_A_PHASE):
             with ctx.phase(f"{name}, from the {first:,}th on"):
-                if wrong := some(range(first, min(first + _NUM_IN_A_PHASE, number), _NUM_AT_ONCE)):
+                if wrong := some(range(first, min(first + _NUM_IN_A_PHASE, _NUM_COUNTED), _NUM_AT_ONCE)):
                     return wrong
         return ""
 

@@ -35,7 +35,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("ORD-02", pairs, 3, slug="beside", together=True)
     for operation, needs in (("all_reduce", ()), ("broadcast", ()), ("send_recv", ("send_recv",))):
         called = Variant(dashed(operation), arguments={"operation": operation}, needs=needs)
-        yield from _grid("ORD-11", "thousands", "many_numbers", 2, called, deadline_s=60.0)
+        yield from _grid("ORD-11", "65636", "many_numbers", 2, called, deadline_s=60.0)
     for called in each_operation(CALLED):
         yield from _grid("ORD-06", "", "calls_beside_a_wait", (2, 3), called)
     for world_size in (2, 3):

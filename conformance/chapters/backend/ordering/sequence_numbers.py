@@ -26,9 +26,7 @@ def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     `Unsupported` where a group tells none.
     """
 
-    def counted(group: Any, *, since: list[int] | None = None) -> str:
-        before = since or _told(ctx, group, "no collective")
-        start = before if group is ctx.process_group else [0] * ctx.world_size
+    def counted(group: Any, before: list[int], start: list[int]) -> str:
         for name, call in _calls(ctx, group).items():
             call()
             after = _told(ctx, group, name)
@@ -40,6 +38,10 @@ def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
             before = after
         return ""
 
+    def of_default() -> str:
+        before = _told(ctx, ctx.process_group, "no collective")
+        return counted(ctx.process_group, before, start=before)
+
     def of_new_group(*, messages: bool = False) -> str:
         groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device)
         try:
@@ -47,12 +49,12 @@ def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
             before = _told(ctx, group, "no collective")
             if messages:
                 _exchange(ctx, group)
-            return counted(group, since=before)
+            return counted(group, before, start=[0] * ctx.world_size)
         finally:
             groups.destroy()
 
     return {
-        OF_DEFAULT: lambda: counted(ctx.process_group),
+        OF_DEFAULT: of_default,
         OF_NEW: of_new_group,
         AFTER_MESSAGES: lambda: of_new_group(messages=True),
     }
