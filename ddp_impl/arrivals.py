@@ -118,8 +118,7 @@ class Arrivals:
             absent = [index for index, times in enumerate(self.learnt) if times == 0]
         else:
             absent = [index for index in self.missing if not self.came_in_part(index)]
-        for index in range(len(self.due)):
-            self._settle(index)
+        self.disarm()
         return absent
 
     def report_next(self) -> None:

@@ -86,7 +86,9 @@ class AutogradHooks:
         torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
         user leave of a gradient, as in torch's DDP, which listens behind all of them.
         """
-        if list(map(next, map(reversed, self._tables))) == self._keys:  # in C; an empty table ends it
+        if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
+            return False
+        if list(map(next, map(reversed, self._tables))) == self._keys:  # an empty table ends it
             return False
         late = [index for index, key in enumerate(self._keys) if _follows_user(self._tables[index], key)]
         for index in late:

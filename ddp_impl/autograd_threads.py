@@ -5,21 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from ddp_impl.torch_internals.autograd import WhenBackwardEnds, in_backward
 
-
-class Locked(Protocol):
-    """What autograd's threads run methods of; `lock` is None where there is one thread."""
-
-    lock: Any
-
-
 _Arguments = ParamSpec("_Arguments")
-_Owner = TypeVar("_Owner", bound=Locked)
+_Owner = TypeVar("_Owner")
 
 #: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
 #: the same, because one has another send.
@@ -29,23 +22,21 @@ _thread_in_reducers = threading.RLock()
 _DROPPED_WITHIN_S = 10.0
 
 
-def lock_of_reducers(has_threads: bool) -> Any:
-    """Return the lock of a reducer; None where there is one thread: compiled autograd would stumble over a lock."""
-    return _thread_in_reducers if has_threads else None
+def one_thread_at_a_time(owner: object, *names: str) -> None:
+    """Let a thread of autograd wait in these methods of `owner` while another is in a reducer.
+
+    To be called where parameters are on several devices, for each of which autograd has a thread; where there is one,
+    nothing is to be paid for it, and compiled autograd would stumble over a lock.
+    """
+    for name in names:
+        setattr(owner, name, _alone(getattr(owner, name)))
 
 
-def one_thread_at_a_time(
-    method: Callable[Concatenate[_Owner, _Arguments], None],
-) -> Callable[Concatenate[_Owner, _Arguments], None]:
-    """Let a thread of autograd wait while another is in the reducer: there is one for each device of the parameters."""
-
+def _alone(method: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
     @wraps(method)
-    def alone(self: _Owner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        if self.lock is None:
-            method(self, *args, **kwargs)
-            return
-        with self.lock:
-            method(self, *args, **kwargs)
+    def alone(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        with _thread_in_reducers:
+            method(*args, **kwargs)
 
     return alone
 

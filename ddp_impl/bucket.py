@@ -74,19 +74,19 @@ class Bucket:
     """Gradients of `members`, reduced together.
 
     `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
-    reduced in another precision); `views[i]` has the layout of member i. `holds_gradients`: the
-    parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
-    becomes it if some rank used the parameter. `gradients`: those of its members as they were collected, until the
-    averages are handed out. `has_large`: one has `large_numel` elements or more, so it pays to divide gradients while
-    they are copied in.
+    reduced in another precision); `views[i]` has the layout of member i, `strides[i]` is its stride. `indices`: those
+    of its members. `holds_gradients`: the parameters' `.grad` are the views; `homeless`: the places of members whose
+    `.grad` is not their view now, but becomes it if some rank used the parameter. `gradients`: those of its members as
+    they were collected, until the averages are handed out. `has_large`: one has `large_numel` elements or more, so it
+    pays to divide gradients while they are copied in.
     `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
     storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
         "_layouts", "_length", "_where", "distributed", "flat", "gradients", "has_large", "holds_gradients",
-        "homeless", "index", "large_numel", "members", "parameters", "reduces_in_place", "sparse", "views",
-        "warned_about_graph",
+        "homeless", "index", "indices", "large_numel", "members", "parameters", "reduces_in_place", "sparse", "strides",
+        "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class Bucket:
         self.distributed = any(is_distributed(member.parameter) for member in members)
         self.index = index
         self.members = tuple(members)
+        self.indices = frozenset(member.index for member in members)
         self.parameters = [member.parameter for member in members]
         self.sparse = members[0].sparse
         self.homeless: list[int] = []
@@ -118,6 +119,7 @@ class Bucket:
         is_alone = self.has_large and not self.holds_gradients and len(members) == 1
         self.reduces_in_place = is_alone and is_dense_without_overlap(first)
         self._layouts = layouts
+        self.strides = [layout.stride for layout in layouts]
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
         self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []
         if self.reduces_in_place:

@@ -37,7 +37,7 @@ from ddp_impl.options import ReducerOptions
 from ddp_impl.order_check import OrderCheck
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_parts import ReducerParts
-from ddp_impl.telemetry import Moment
+from ddp_impl.telemetry import now_ns
 from ddp_impl.torch_internals.distributed import counter_of
 from ddp_impl.user_hooks import UserHooks
 
@@ -194,7 +194,7 @@ class BucketReduction:
             if self.steps_optimizers:
                 self.hand_out_all_but_the_last()
         if self.state.num_launched == len(self.buckets):
-            self.telemetry.current.last_launch = Moment.now()
+            self.telemetry.current.last_launch = now_ns()
 
     def launch(self, bucket: Bucket) -> None:
         """Send `bucket`, unless no rank used it."""
@@ -243,7 +243,7 @@ class BucketReduction:
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
         if not self.iteration.in_flight:
-            self.telemetry.current.first_launch = Moment.now()
+            self.telemetry.current.first_launch = now_ns()
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         if self.comm_hook is None:
             with self.order.own(), self.peers.awaiting("backward", partial(self._called, bucket)):
@@ -350,9 +350,8 @@ class BucketReduction:
         if self.ranks_may_differ:
             return
         for bucket in self._in_flight()[:-1]:
-            indices = {member.index for member in bucket.members}
-            if indices.isdisjoint(self.usage.unused) and indices.isdisjoint(self.shared()):
-                self.user_hooks.averages_come(indices)
+            if bucket.indices.isdisjoint(self.usage.unused) and bucket.indices.isdisjoint(self.shared()):
+                self.user_hooks.averages_come(bucket.indices)
                 self._hand_out(bucket, self._wait_for(bucket), None)
                 self.step(bucket, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,9 @@ def broadcast_state(
     pytorch/pytorch#109103) travels through `device`, since the group's backend may serve only that one.
     All ranks must call it.
     """
+    if {found.type for found in set(map(attrgetter("device"), tensors))} <= {device.type}:  # in C, as mostly
+        collectives.broadcast_coalesced(tensors, group, group_src)
+        return
     here = [tensor for tensor in tensors if tensor.device.type == device.type]
     collectives.broadcast_coalesced(here, group, group_src)
     elsewhere = [tensor for tensor in tensors if tensor.device.type != device.type]

@@ -1,5 +1,8 @@
 """The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
 
+Those of every iteration go to the group itself, as torch's reducer does: a function of `torch.distributed` takes tens
+of microseconds to get there when it has left the cache.
+
 Every function here that takes a group must be called by all its ranks, in the same order. Whoever waits for a
 collective does it by `finished` or `value_of`, which raise when it has failed: no failure becomes a value.
 """
@@ -22,7 +25,7 @@ from torch.futures import Future
 
 from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
-from ddp_impl.torch_internals.tensors import foreach_copy_, is_lazy
+from ddp_impl.torch_internals.tensors import flattened, foreach_copy_, is_lazy, unflattened
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
@@ -113,6 +116,11 @@ def _amount(num_bytes: int | None) -> str:
     return "sparse tensors" if num_bytes is None else f"{num_bytes} bytes"
 
 
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return `tensor`, or for a complex one what backends know: its real and imaginary parts, in the same memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _started(work: dist.Work | None, operation: str) -> dist.Work:
     if work is None:
         raise RuntimeError(f"{operation} gave no work: this rank is not in the process group")
@@ -127,7 +135,9 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
     """
     if tensor.is_sparse:
         _await(list(_under_way))
-    work = _started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce")
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, True
+    work = _started(group.allreduce([_as_real(tensor)], options), "all_reduce")
     if tensor.is_sparse:
         _await([work])
     else:
@@ -149,9 +159,19 @@ def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
     """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
+    _finished_broadcast(_broadcast_begun(tensor, group, group_src))
+
+
+def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> tuple[dist.Work, Tensor]:
     sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
-    work = dist.broadcast(sent, group=group, group_src=group_src, async_op=True)
-    finished(_started(work, "broadcast"), "broadcast", [sent])
+    options = dist.BroadcastOptions()
+    options.rootRank, options.asyncOp = group_src, True
+    return _started(group.broadcast([_as_real(sent)], options), "broadcast"), sent
+
+
+def _finished_broadcast(begun: tuple[dist.Work, Tensor]) -> None:
+    work, sent = begun
+    finished(work, "broadcast", [sent])
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
@@ -160,18 +180,17 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
     Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
     tensors for a backward, and the user wants that backward to use the new values (pytorch/pytorch#22095, #70260).
     """
-    for chunk in _chunks(tensors):
-        with torch.no_grad():
-            if len(chunk) == 1 and chunk[0].is_contiguous() and not is_lazy(chunk[0]):
-                broadcast_from(chunk[0].data, group, group_src)
-                continue
-            flat = torch.cat([tensor.resolve_conj().resolve_neg().reshape(-1) for tensor in chunk])
-            broadcast_from(flat, group, group_src)
+    with torch.no_grad():
+        # The chunks of one round travel at the same time; there is mostly one round, of one chunk per dtype.
+        for chunks in _rounds_of_chunks(tensors):
+            flat = [chunk[0].data if _is_flat(chunk) else _flattened(chunk) for chunk in chunks]
+            for begun in [_broadcast_begun(each, group, group_src) for each in flat]:
+                _finished_broadcast(begun)
             if rank_in(group) == group_src:
                 continue
-            pieces = flat.split([tensor.numel() for tensor in chunk])
-            shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
-            foreach_copy_([tensor.data for tensor in chunk], shaped)
+            for chunk, each in zip(chunks, flat, strict=True):
+                if not _is_flat(chunk):
+                    foreach_copy_([tensor.data for tensor in chunk], unflattened(each, chunk))
 
 
 def time_all_reduces(
@@ -224,17 +243,30 @@ def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) ->
     return [json.loads(row) for row in gather_bytes(text.ljust(longest), group, device)]
 
 
-def _chunks(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+def _is_flat(chunk: Sequence[Tensor]) -> bool:
+    """Whether the values lie in memory as they are sent."""
+    return len(chunk) == 1 and chunk[0].is_contiguous() and not is_lazy(chunk[0])
+
+
+def _flattened(chunk: list[Tensor]) -> Tensor:
+    """Return a copy of the values of tensors of one kind, one behind the other."""
+    if any(map(Tensor.is_conj, chunk)) or any(map(Tensor.is_neg, chunk)):
+        chunk = [tensor.resolve_conj().resolve_neg() for tensor in chunk]
+    return flattened(chunk)
+
+
+def _rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
+    """Yield `tensors` in lists of one kind each, as many at a time as take no more memory than a chunk may."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    filled = 0
     for tensor in tensors:
-        if tensor.numel() == 0:
+        num_bytes = tensor.nbytes
+        if num_bytes == 0:
             continue
-        kind = (tensor.dtype, tensor.device)
-        num_bytes = tensor.numel() * tensor.element_size()
-        if kind in by_kind and filled[kind] + num_bytes > BROADCAST_CHUNK_BYTES:
-            yield by_kind.pop(kind)
-            filled[kind] = 0
-        by_kind.setdefault(kind, []).append(tensor)
-        filled[kind] = filled.get(kind, 0) + num_bytes
-    yield from by_kind.values()
+        if filled and filled + num_bytes > BROADCAST_CHUNK_BYTES:
+            yield list(by_kind.values())
+            by_kind, filled = {}, 0
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        filled += num_bytes
+    if filled:
+        yield list(by_kind.values())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddp_impl.buffers import agree_on_rank, broadcast_state, refuse_sparse, synchronised_buffers
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation
 from ddp_impl.reducer import Reducer
-from ddp_impl.tensor_parallel import local_tensor
+from ddp_impl.tensor_parallel import local_tensors
 
 
 class CopiedState:
@@ -92,9 +92,7 @@ class CopiedState:
             with self.reducer.between_backwards("which rank's buffers are copied"):
                 source = agree_on_rank(self.process_group, self.device, authoritative)
         with self.reducer.between_backwards(f"the buffers of rank {source}"):
-            broadcast_state(
-                [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
-            )
+            broadcast_state(local_tensors(buffers.values()), self.process_group, self.device, source)
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -113,12 +111,12 @@ class CopiedState:
         """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
         buffers = self.modules_buffers if bufs is None else list(bufs)
         with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
-            broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
+            broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
 
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
+        tensors = local_tensors(self._module_parameters)
         if with_buffers:
             buffers = self.named_module_buffers
             refuse_sparse(buffers)
-            tensors += [local_tensor(buffer) for buffer in buffers.values()]
+            tensors += local_tensors(buffers.values())
         broadcast_state(tensors, self.process_group, self.device, group_src)

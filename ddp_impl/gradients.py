@@ -66,14 +66,16 @@ def collect(
         bucket.restore_views()
     if left_out:
         _leave_out(bucket, home, left_out)
-    if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
-        with shown_to_profilers(event):
-            if divisor == 1 or bucket.has_large:
-                _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
-            else:
-                foreach_copy_(bucket.views, gradients)
-                bucket.flat.div_(divisor)
-        return []
+    if _are_plain(gradients, bucket.members[0].layout.dtype):
+        moves = bucket.holds_gradients and home.movable
+        if not bucket.holds_gradients or (moves and bucket.indices.isdisjoint(unused) and _all_fit(bucket, gradients)):
+            with shown_to_profilers(event):
+                _copy_all_in(bucket, gradients, divisor)
+            if moves:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    parameter.grad = view
+                bucket.gradients = []
+            return []
     sources, targets, absent, placed = [], [], [], []
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
         if gradient is None:
@@ -100,6 +102,26 @@ def collect(
     if divisor != 1 and not divided:
         bucket.flat.div_(divisor)
     return missing
+
+
+def _all_fit(bucket: Bucket, gradients: list[Tensor]) -> bool:
+    """Whether all of these, none of which is a view of the bucket yet, can be replaced by its views; a few passes in C.
+
+    Of a parameter that was converted since it was wrapped, and of one with gaps, `fits` knows more.
+    """
+    return (
+        not any(map(is_, gradients, bucket.views))
+        and list(map(Tensor.stride, bucket.parameters)) == bucket.strides
+        and all(map(is_, map(_DTYPE, bucket.parameters), map(_DTYPE, bucket.views)))
+    )
+
+
+def _copy_all_in(bucket: Bucket, gradients: list[Tensor], divisor: int) -> None:
+    if divisor == 1 or bucket.has_large:
+        _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
+    else:
+        foreach_copy_(bucket.views, gradients)
+        bucket.flat.div_(divisor)
 
 
 def _leave_out(bucket: Bucket, home: GradientHome, left_out: Collection[int]) -> None:

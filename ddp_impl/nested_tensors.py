@@ -21,6 +21,8 @@ def find_tensors(value: Any) -> list[Tensor]:
     reduces nothing (pytorch/pytorch#124666). Each object is visited once, level by level and type by type, so that a
     step of Python's is one of a level, not of an object: a forward may return rows of text beside its tensors.
     """
+    if type(value) is Tensor:
+        return [value]
     tensors: list[Tensor] = []
     seen: dict[int, Any] = {}  # holds the objects, whose ids others could get
     level = [value]

@@ -78,9 +78,10 @@ class Peers:
         self._name = f"{copy_of}.{_count(group, copy_of)}" if copy_of else f"{self.number}"
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
-        for other in () if copy_of else _living:
+        for other in () if copy_of else _all_living():
             other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
-        _living.add(self)
+        key = id(self)
+        _living[key] = weakref.ref(self, lambda _: _living.pop(key, None))
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""
@@ -94,7 +95,7 @@ class Peers:
         """
         if len(_living) == 1:
             return ""
-        for other in [other for other in _living if other is not self and other.group is self.group]:
+        for other in [other for other in _all_living() if other is not self and other.group is self.group]:
             if other._is_past:
                 continue
             if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
@@ -360,7 +361,8 @@ def _count(group: dist.ProcessGroup, copy_of: str = "") -> int:
 
 
 _num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
-_living: weakref.WeakSet[Peers] = weakref.WeakSet()
+#: By identity. Each wait asks how many there are, and a WeakSet would count them in Python.
+_living: dict[int, weakref.ref[Peers]] = {}
 _slow_waits = SlowWaits()
 
 
@@ -369,5 +371,9 @@ def _say_why_the_process_ends() -> None:
     """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        for peers in list(_living):
+        for peers in _all_living():
             peers.ended_by(error)
+
+
+def _all_living() -> list[Peers]:
+    return [peers for ref in list(_living.values()) if (peers := ref()) is not None]

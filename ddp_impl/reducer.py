@@ -51,7 +51,7 @@ from ddp_impl import backwards, messages
 from ddp_impl.absences import Absences
 from ddp_impl.anchor import Anchor
 from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.autograd_threads import BackwardEnds, lock_of_reducers, one_thread_at_a_time, without_grad
+from ddp_impl.autograd_threads import BackwardEnds, one_thread_at_a_time, without_grad
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
@@ -65,7 +65,7 @@ from ddp_impl.peers import Peers
 from ddp_impl.reducer_parts import ReducerParts
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.reducer_surface import ReducerSurface
-from ddp_impl.telemetry import NEVER, Moment
+from ddp_impl.telemetry import NEVER, now_ns
 from ddp_impl.torch_internals.autograd import (
     brought_by_backward,
     current_backward,
@@ -94,6 +94,8 @@ class Reducer(ReducerSurface):
         self.state, self.arrivals, self.usage = parts.state, parts.arrivals, parts.usage
         self.search, self.telemetry = parts.search, parts.telemetry
         self.planning = BucketPlanning(parts, options)
+        if has_threads := len(parts.devices) > 1:
+            one_thread_at_a_time(self, "_handle", "_take_reported_gradient", "send_what_waits")
         self._hooks = AutogradHooks(
             self.members, self.arrivals, parts.early_moves, self._bucket_full, self._take_reported_gradient
         )
@@ -102,8 +104,6 @@ class Reducer(ReducerSurface):
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.absences = Absences(parts, self.reduction, self._hooks, self._anchor)
         self.construction, self.in_company = backwards.construction(copied), in_company
-        has_threads = len(parts.devices) > 1
-        self.lock = lock_of_reducers(has_threads)
         self._backward = Backward()  # the last one that this wrapper took part in
         self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)
         self._local = LocalBackward(self, self._ends, self._hooks.shared)
@@ -218,7 +218,6 @@ class Reducer(ReducerSurface):
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    @one_thread_at_a_time
     def _handle(self, event: Event, bucket: int | None = None) -> None:
         """Enter `event` into the state machine and perform its actions."""
         for action in self.state.handle(event, bucket=bucket):
@@ -277,7 +276,6 @@ class Reducer(ReducerSurface):
         nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
         return any(brought_by_backward([*self.reduction.iteration.output_nodes, *nodes])) or self._anchor.is_coming()
 
-    @one_thread_at_a_time
     def send_what_waits(self) -> None:
         """Send the buckets that waited for other wrappers of the backward."""
         if self.state.phase is Phase.REDUCING:
@@ -306,7 +304,6 @@ class Reducer(ReducerSurface):
         if self.state.phase is Phase.RUNNING:
             self._handle(Event.GRADIENT)
 
-    @one_thread_at_a_time
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         due, phase = self.arrivals.due[index], self.state.phase
@@ -327,7 +324,7 @@ class Reducer(ReducerSurface):
                 self._begin_backward()
             self.refuse_compiled_backward()
             self._handle(Event.GRADIENT)
-        ready_ns = Moment.now().steady_ns - self.telemetry.current.backward_start.steady_ns
+        ready_ns = now_ns() - self.telemetry.current.backward_start
         self.planning.gradient_came(index)
         self.reduction.gradient_came(index)
         if self.parts.early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
@@ -359,6 +356,8 @@ class Reducer(ReducerSurface):
         self.planning.await_order(self.peers, self.reduction.order)
 
     def _exchange_order(self, *, is_over: bool) -> None:
+        if self.planning.has_rebuilt_buckets:  # nothing is left to tell
+            return
         hook = self.reduction.comm_hook
         if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
             with self.reduction.order.own():
@@ -404,8 +403,8 @@ class Reducer(ReducerSurface):
         self.reduction.backward_begins(tally, is_compiled=self._backward.is_compiled)
         self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self.parts.early_moves.begin()
-        if self.telemetry.current.backward_start is NEVER:
-            self.telemetry.current.backward_start = Moment.now()
+        if self.telemetry.current.backward_start == NEVER:
+            self.telemetry.current.backward_start = now_ns()
             self.planning.backward_begins()
 
     def _expect(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 AnyError = TypeVar("AnyError", bound=Exception)
 
@@ -19,42 +19,38 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-class Moment(NamedTuple):
-    """A moment on two clocks, in ns: the wall's, which is told, and one that nobody sets, which durations are of."""
-
-    wall_ns: int
-    steady_ns: int
-
-    @classmethod
-    def now(cls) -> Moment:
-        """Read both clocks."""
-        return cls(time.time_ns(), time.perf_counter_ns())
-
-
-NEVER = Moment(0, 0)
+#: Reads a clock that nobody sets, in ns: durations are of it. A C function, which is read several times in a step.
+now_ns = time.perf_counter_ns
+NEVER: Final = 0
 
 
 @dataclass(slots=True)
 class IterationTimes:
-    """Moments of one synchronised iteration; `NEVER` where it did not come to pass.
+    """Moments of one synchronised iteration on the clock of `now_ns`; `NEVER` where it did not come to pass.
 
-    They are host times: on an accelerator they tell when work was queued, not when it was done.
+    They are host times: on an accelerator they tell when work was queued, not when it was done. `zero_ns`: what the
+    clock on the wall, which users are told, shows when the other one is 0.
     """
 
-    forward_start: Moment = NEVER
-    backward_start: Moment = NEVER
-    first_launch: Moment = NEVER
-    last_launch: Moment = NEVER
-    end: Moment = NEVER
+    forward_start: int = NEVER
+    backward_start: int = NEVER
+    first_launch: int = NEVER
+    last_launch: int = NEVER
+    end: int = NEVER
+    zero_ns: int = 0
 
     def durations_ns(self) -> dict[str, int]:
         """Return torch's four durations: forward, backward compute, communication, and the overlap of the last two."""
         return {
-            "forward_compute_time": self.backward_start.steady_ns - self.forward_start.steady_ns,
-            "backward_compute_time": self.last_launch.steady_ns - self.backward_start.steady_ns,
-            "backward_comm_time": self.end.steady_ns - self.first_launch.steady_ns,
-            "backward_compute_comm_overlap_time": max(0, self.last_launch.steady_ns - self.first_launch.steady_ns),
+            "forward_compute_time": self.backward_start - self.forward_start,
+            "backward_compute_time": self.last_launch - self.backward_start,
+            "backward_comm_time": self.end - self.first_launch,
+            "backward_compute_comm_overlap_time": max(0, self.last_launch - self.first_launch),
         }
+
+    def on_the_wall(self, moment: int) -> int:
+        """Return what the clock on the wall showed then, in ns; 0 for `NEVER`."""
+        return moment and self.zero_ns + moment
 
 
 @dataclass(slots=True)
@@ -78,16 +74,17 @@ class Telemetry:
 
     def begin(self) -> None:
         """Note that a synchronised forward begins."""
-        self.current.forward_start = Moment.now()
+        self.current.forward_start = now_ns()
 
     def end(self) -> bool:
         """Note that all averages are handed out; return whether the iteration is one of those that are sampled."""
-        self.current.end = Moment.now()
+        self.current.end = now_ns()
         finished, self.current = self.current, IterationTimes()
         index = self.num_iterations
         self.num_iterations += 1
         is_sampled = index < _ALWAYS_SAMPLED or index % self.sample_rate == 0
         if is_sampled:
+            finished.zero_ns = time.time_ns() - now_ns()
             self.last, self.last_index = finished, index
             self.num_samples += 1
             for name, duration in self.last.durations_ns().items():
@@ -116,11 +113,11 @@ class Telemetry:
         data |= self.averages_ns()
         data |= {
             "iteration": self.last_index,
-            "forward_compute_time_start": self.last.forward_start.wall_ns,
-            "backward_compute_time_start": self.last.backward_start.wall_ns,
-            "backward_comm_time_start": self.last.first_launch.wall_ns,
-            "backward_compute_time_end": self.last.last_launch.wall_ns,
-            "backward_comm_time_end": self.last.end.wall_ns,
+            "forward_compute_time_start": self.last.on_the_wall(self.last.forward_start),
+            "backward_compute_time_start": self.last.on_the_wall(self.last.backward_start),
+            "backward_comm_time_start": self.last.on_the_wall(self.last.first_launch),
+            "backward_compute_time_end": self.last.on_the_wall(self.last.last_launch),
+            "backward_comm_time_end": self.last.on_the_wall(self.last.end),
         }
         return data
 

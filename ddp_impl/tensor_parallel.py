@@ -8,17 +8,20 @@ replaces parameters by plain tensors around each forward, and they are gone from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 _DTENSOR: type | None = None
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_distributed(tensor: Tensor) -> bool:
     """Whether `tensor` is a DTensor; costs nothing where none is in use."""
     global _DTENSOR
     if _DTENSOR is None:
-        if type(tensor) in (Tensor, torch.nn.Parameter) or not torch.distributed.is_available():
+        if type(tensor) in _PLAIN or not torch.distributed.is_available():
             return False
         from torch.distributed.tensor import DTensor
 
@@ -31,6 +34,14 @@ def local_tensor(tensor: Tensor) -> Tensor:
     if not is_distributed(tensor):
         return tensor.detach()
     return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return these tensors, and for DTensors their local shards, which share their storage."""
+    given = list(tensors)
+    if _PLAIN.issuperset(map(type, given)):
+        return given
+    return [local_tensor(tensor) for tensor in given]
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:

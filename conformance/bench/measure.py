@@ -18,7 +18,7 @@ from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
-from conformance.workers.zygote_process import NO_MEMORY_FILL
+from conformance.workers.zygote_process import AS_TRAINED
 
 #: The sets of options that the benchmark measures, besides torch's DDP with its defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -34,13 +34,24 @@ _AUTO = "auto buckets"
 #: What the program `step_time` takes for the subject that trains without a DDP.
 NO_DDP = "floor"
 WARM_UP_ROUNDS = 5
+#: How many steps a DDP takes in its turn before the one that counts (docs/decisions/steps_in_a_row.md).
+STEPS_BEFORE = 1
 _DEADLINE_S = 600.0
 
 
 def measure(
-    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60, clock: str = "wall"
+    subject: Subject,
+    backend: Backend,
+    workload: str,
+    *,
+    world_size: int = 2,
+    rounds: int = 60,
+    clock: str = "wall",
+    steps_before: int = STEPS_BEFORE,
 ) -> tuple[Ratio, ...]:
     """Compare `subject` with torch's DDP on one workload, by the `clock` "wall" or, of each process, "cpu".
+
+    In each turn of a DDP, `steps_before` steps go before the one that counts.
 
     Returns for each variant the ratios to torch's DDP with the same options and with its defaults; if the subject can
     choose bucket caps itself, also its ratio to itself with default caps; the ratio of a step without DDP (`ratio`'s
@@ -59,7 +70,7 @@ def measure(
             contestants.append([f"torch {variant}", "torch", dict(options)])
     if chooses_caps := "auto_buckets" in subject.capabilities:
         contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
-    arguments = {"contestants": contestants, "clock": clock}
+    arguments = {"contestants": contestants, "clock": clock, "steps_before": steps_before}
     facts = run_program("step_time", subject, backend, workload, world_size, rounds, arguments)
     steps = _Steps.of(workload, facts, contestants)
     ratios = []
@@ -113,7 +124,7 @@ def measure_compiled(
     ]
     default = f"torch {REDUCTIONS[0]}"
     contestants.append(["torch again", "torch", REDUCTIONS[0]])
-    arguments = {"contestants": contestants, "compiler": compiler}
+    arguments = {"contestants": contestants, "compiler": compiler, "steps_before": STEPS_BEFORE}
     facts = run_program("compiled_step_time", subject, backend, workload, world_size, rounds, arguments)
     for rank, seen in facts.items():
         if seen[f"graphs/{default}"] < 2:
@@ -155,7 +166,7 @@ def run_program(
         recorded=False,
         min_collectives=0,
     )
-    with Controller(backend, environment=NO_MEMORY_FILL) as controller:  # to fill memory takes time
+    with Controller(backend, environment=AS_TRAINED) as controller:
         observations = controller.run(scenario, subject)
     for observation in observations.values():
         if observation.fate.kind != "returned":
@@ -197,6 +208,7 @@ def run(
     compiler: str | None = None,
     workloads: Sequence[str] = (),
     clock: str = "wall",
+    steps_before: int = STEPS_BEFORE,
     progress: Callable[[str], object] = lambda workload: None,
 ) -> tuple[Ratio, ...]:
     """Measure `workloads`, by default the quick ones; call `progress(workload)` before each.
@@ -211,7 +223,10 @@ def run(
     for workload in workloads or (QUICK if compiler is None else COMPILED_WORKLOADS):
         progress(workload)
         if compiler is None:
-            ratios += measure(subject, backend, workload, world_size=world_size, rounds=rounds, clock=clock)
+            ratios += measure(
+                subject, backend, workload,
+                world_size=world_size, rounds=rounds, clock=clock, steps_before=steps_before,
+            )  # fmt: skip
         else:
             ratios += measure_compiled(
                 subject, backend, workload, world_size=world_size, rounds=rounds, compiler=compiler

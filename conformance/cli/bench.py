@@ -36,6 +36,10 @@ _GROWTH_ROUNDS = 6
 @click.option("--compiler", default="inductor", show_default=True, help="Backend of torch.compile, with --compiled.")
 @click.option("--workload", "workloads", multiple=True, help="Measure this one; may be repeated. `all` for all.")
 @click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True, help="What is timed.")
+@click.option(
+    "--steps-before", type=click.IntRange(min=0), default=1, show_default=True,
+    help="Steps in each turn of a DDP before the one that is measured.",
+)  # fmt: skip
 @click.option("--memory", is_flag=True, help="Also measure the most memory that tensors take in a step.")
 @click.option("--profile", is_flag=True, help="Only show in which of the DDP's functions a step's time goes.")
 @click.option("--growth", is_flag=True, help="Only show how costs grow with tensors and with ranks.")
@@ -51,6 +55,7 @@ def command(
     compiler: str,
     workloads: tuple[str, ...],
     clock: str,
+    steps_before: int,
     memory: bool,
     profile: bool,
     growth: bool,
@@ -58,9 +63,11 @@ def command(
 ) -> None:
     """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
 
-    The DDPs take turns. Each round gives one ratio of step times; the command prints the median ratio and its
-    quartiles. Below 1, the DDP under test is faster than torch's. The line `torch itself` compares torch's DDP with a
-    second copy of itself: it shows how far noise alone moves a ratio from 1.
+    The DDPs take turns. In each, a DDP takes one step to bring its data and code back into the caches, where a
+    training has them, and one that is measured (`--steps-before 0`: none, as behind much other work). Each round gives
+    one ratio of step times; the command prints the median ratio and its quartiles. Below 1, the DDP under test is
+    faster than torch's. The line `torch itself` compares torch's DDP with a second copy of itself: it shows how far
+    noise alone moves a ratio from 1.
 
     The column `overhead` says what share of the overhead of torch's default a variant has: 0 is a step without a DDP
     and with one all-reduce of the same bytes (the line `no DDP, one all-reduce`), 1 is torch's default. Behind it stand
@@ -115,7 +122,7 @@ def command(
     elif profile:
         _profile(subject, of_ranks, names, world_size, rounds or _ROUNDS)
     else:
-        measured = _Measurement(subject, of_ranks, names, world_size, rounds or _ROUNDS, clock)
+        measured = _Measurement(subject, of_ranks, names, world_size, rounds or _ROUNDS, clock, steps_before)
         measured.compare(compiler if compiled else None, out, plots, memory=memory, gate=gate)
 
 
@@ -169,6 +176,7 @@ class _Measurement:
     world_size: int
     rounds: int
     clock: str
+    steps_before: int
 
     def compare(self, compiler: str | None, out: Path | None, plots: Path | None, *, memory: bool, gate: bool) -> None:
         """Print the ratios of step times; with `gate`, exit with 1 where the DDP is slower."""
@@ -195,6 +203,7 @@ class _Measurement:
                     compiler=compiler,
                     workloads=[name],
                     clock=self.clock,
+                    steps_before=self.steps_before,
                 )
         finally:  # also when a rank does not finish in one of the workloads
             if ratios:

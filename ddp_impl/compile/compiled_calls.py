@@ -7,9 +7,9 @@ averages the gradients of that forward (`who_averages`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -70,22 +70,20 @@ class CompiledCalls:
         self._answered: tuple[dist.ProcessGroup, bool] | None = None  # whether all ranks of a group average in graph
         self.averages_in_graph = False
 
-    @contextlib.contextmanager
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Compile for this forward what is compiled while the block runs, and choose what `current` returns.
 
         `compiler` is what `torch.compile` is doing to the wrapper; None if nothing. `averages` tells how a compiled
-        backward averages: it is asked if something is compiled. Must be entered with Dynamo disabled.
+        backward averages: it is asked if something is compiled. Must be entered at once, with Dynamo disabled.
         """
         self._forward = _Forward(module, compiler, averages)
         self.averages_in_graph = False
-        try:
-            with exchanging_callbacks(self._exchanged):
-                yield
-        finally:
-            self._forward = None
+        return exchanging_callbacks(self._exchanged, self._forward_is_over)
+
+    def _forward_is_over(self) -> None:
+        self._forward = None
 
     def current(self, module: nn.Module) -> Callable[..., Any]:
         """Return what this forward calls in place of `module`.

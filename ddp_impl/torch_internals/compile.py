@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -79,21 +78,27 @@ _num_exchanging = 0
 _counting = threading.Lock()
 
 
-@contextlib.contextmanager
-def exchanging_callbacks(exchange: Callable[[Any], Any]) -> Iterator[None]:
+class exchanging_callbacks:  # noqa: N801  # like a function that makes a block; a class costs a forward less
     """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
 
     Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
-    they all pass. While no thread is in such a block, torch is as it was.
+    they all pass. While no thread is in such a block, torch is as it was. `is_over` is called when the block is left.
     """
-    before = getattr(_exchanges, "current", None)
-    _exchanges.current = exchange
-    _count_exchanging(1)
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_before", "_exchange", "_is_over")
+
+    def __init__(self, exchange: Callable[[Any], Any], is_over: Callable[[], None]) -> None:
+        self._exchange, self._is_over = exchange, is_over
+
+    def __enter__(self) -> None:
+        self._before = getattr(_exchanges, "current", None)
+        _exchanges.current = self._exchange
+        _count_exchanging(1)
+
+    def __exit__(self, *_: object) -> None:
         _count_exchanging(-1)
-        _exchanges.current = before
+        _exchanges.current = self._before
+        self._is_over()
 
 
 def _count_exchanging(change: int) -> None:

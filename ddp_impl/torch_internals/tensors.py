@@ -46,6 +46,18 @@ def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(source)
 
 
+def flattened(tensors: list[Tensor]) -> Tensor:
+    """Return a new 1-D tensor of the values of `tensors`, of one dtype and device, one behind the other."""
+    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
+    return flat
+
+
+def unflattened(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the parts of `flat` in the shapes of `tensors`, which it was made of: views, row-major."""
+    parts: list[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, tensors)
+    return parts
+
+
 def is_lazy(tensor: Tensor) -> bool:
     """Whether memory holds other values than the tensor has: a bit says that they are conjugated or negated."""
     return tensor.is_conj() or tensor.is_neg()

@@ -29,8 +29,8 @@ def step_time(ctx: RankContext) -> None:
 
     A contestant is [label, subject, options], with a fourth item where its workload is not `arguments["workload"]`;
     subject `NO_DDP` trains without a DDP. In each round every contestant takes one step (forward, backward, optimiser,
-    zero_grad), in turn (`take_turns`). Times are from a barrier to the end of the step, on the `arguments["clock"]`: of
-    the wall, or of this process's CPU.
+    zero_grad) that counts, in turn (`take_turns`). Times are from a barrier to the end of the step, on the
+    `arguments["clock"]`: of the wall, or of this process's CPU.
     """
     clock = CLOCKS[str(ctx.arguments.get("clock", "wall"))]
     contestants: list[tuple[str, Callable[[], float]]] = []
@@ -56,12 +56,16 @@ def _contestant(
 def take_turns(ctx: RankContext, contestants: Sequence[tuple[str, Callable[[], float]]]) -> None:
     """Let every contestant take one step in each of `arguments["rounds"]` rounds; observe the seconds that they return.
 
-    The order turns by one from round to round, so that what disturbs the machine disturbs all alike.
+    The order turns by one from round to round, so that what disturbs the machine disturbs all alike. In each turn
+    `arguments["steps_before"]` steps go before the one that counts: a training finds its own data and code in the
+    processor's caches, and behind the others' steps they are not there.
     """
     seconds: dict[str, list[float]] = {label: [] for label, _ in contestants}
     for round_index in range(int(ctx.arguments["rounds"])):
         turn = round_index % len(contestants)
         for label, step in [*contestants[turn:], *contestants[:turn]]:
+            for _ in range(int(ctx.arguments.get("steps_before", 0))):
+                step()
             seconds[label].append(step())
     for label, values in seconds.items():
         ctx.observe(label, values)

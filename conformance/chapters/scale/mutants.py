@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
@@ -124,30 +123,27 @@ def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: 
 @replaces(Ours, "_synchronise_state", "_sync_buffers")
 def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
     """BUG: of what does not fit into one broadcast, only the first one is sent."""
-    with mock.patch("ddp_impl.collectives._chunks", _first_chunks):
+    with mock.patch("ddp_impl.collectives._rounds_of_chunks", _first_chunks):
         call(*args)
 
 
 @replaces(Ours, "_synchronise_state")
 def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
-
-    def broadcast(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
-        dist.broadcast(tensor, group=group, group_src=group_src)
-
-    with mock.patch("ddp_impl.collectives.broadcast_from", broadcast):
+    all_dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    with mock.patch("ddp_impl.collectives._SENT_AS_THEY_ARE", all_dtypes):
         synchronise_state(with_buffers, group_src)
 
 
-_all_chunks = collectives._chunks
+_all_chunks = collectives._rounds_of_chunks
 
 
-def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[list[Tensor]]]:
     known: set[torch.dtype] = set()
-    for chunk in _all_chunks(tensors):
-        if chunk[0].dtype not in known:
-            known.add(chunk[0].dtype)
-            yield chunk
+    for chunks in _all_chunks(tensors):
+        new = [chunk for chunk in chunks if chunk[0].dtype not in known]
+        known.update(chunk[0].dtype for chunk in new)
+        yield new
 
 
 @replaces(Ours, "_attach_reducer")

@@ -20,7 +20,7 @@ from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.reducer import Reducer
-from ddp_impl.telemetry import Moment, Telemetry
+from ddp_impl.telemetry import Telemetry, now_ns
 
 
 @replaces(Reducer, "_finalize")
@@ -124,7 +124,7 @@ class CountsPauses(Reducer):
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         super().prepare_for_backward(outputs)
-        self._prepared = Moment.now()
+        self._prepared = now_ns()
 
     def _finalize(self) -> None:
         self.telemetry.current.backward_start = self._prepared
