@@ -80,8 +80,8 @@ class Peers:
         self._is_past = False
         for other in () if copy_of else _all_living():
             other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
-        key = id(self)
-        _living[key] = weakref.ref(self, lambda _: _living.pop(key, None))
+        key, living = id(self), _living  # by the end of the process the name may stand for nothing
+        living[key] = weakref.ref(self, lambda _: living.pop(key, None))
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""

@@ -138,15 +138,15 @@ class _Debugging:
 
 
 class _Environment:
-    """The variables of the environment."""
+    """The variables of the environment, as they are stored: to decode them took a third of what is carried."""
 
     def take(self) -> Any:
-        return dict(os.environ)
+        return dict(os.environ._data)  # type: ignore[attr-defined]
 
     def give(self, state: Any) -> None:
-        if state != os.environ:
-            os.environ.clear()
-            os.environ.update(state)
+        if state != os.environ._data:  # type: ignore[attr-defined]
+            os.environb.clear()
+            os.environb.update(state)
 
 
 @contextmanager
