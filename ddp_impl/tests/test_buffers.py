@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel, collectives
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.torch_internals.tensors import foreach_copy_
 
@@ -37,8 +39,16 @@ def bytes_after_wrapping(rank: int) -> list[list[int]]:
     ]
 
 
-def test_buffers_travel_as_bytes_where_no_backend_knows_their_dtype(tmp_path: Path) -> None:
-    first, second = run_ranks(bytes_after_wrapping, 2, tmp_path)
+def bytes_after_wrapping_in_rounds(rank: int) -> list[list[int]]:
+    with mock.patch.object(collectives, "BROADCAST_CHUNK_BYTES", 20):
+        return bytes_after_wrapping(rank)
+
+
+@pytest.mark.parametrize("wrapping", [bytes_after_wrapping, bytes_after_wrapping_in_rounds])
+def test_buffers_travel_as_bytes_where_no_backend_knows_their_dtype(
+    tmp_path: Path, wrapping: Callable[[int], list[list[int]]]
+) -> None:
+    first, second = run_ranks(wrapping, 2, tmp_path)
     everything = [list(range(16))] * (len(DTYPES) + 2)
     scalars = [list(range(dtype.itemsize)) for dtype in DTYPES]
     assert first == second

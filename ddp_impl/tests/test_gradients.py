@@ -55,6 +55,22 @@ def test_a_gradient_in_a_narrower_dtype_is_not_rounded_to_it(large: bool, holds_
     assert (bucket.views[0] == smallest / 4).all()
 
 
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("fits", [True, False])
+def test_gradients_become_views_where_they_fit_and_were_used(fits: bool, used: bool) -> None:
+    """A parameter that was laid out anew after it was wrapped has gradients like it."""
+    bucket = bucket_of([(2, 3), (4,)], torch.float32, holds_gradients=True)
+    first = bucket.parameters[0]
+    if not fits:
+        first.data = first.data.t().contiguous().t()
+    kept = first.grad
+    with torch.no_grad():
+        assert collect(bucket, GRAD_ATTRIBUTE, set() if used else {0}, "", divisor=2) == []
+    assert bucket.parameters[1].grad is bucket.views[1]
+    assert first.grad is (bucket.views[0] if fits and used else kept)
+    assert bucket.homeless == ([] if fits and used else [0])
+
+
 @pytest.mark.parametrize("in_place", [(), (0,), (1,), (0, 1, 2)])
 def test_large_gradients_beside_some_that_live_in_the_bucket_are_divided_once(in_place: tuple[int, ...]) -> None:
     bucket = bucket_of([(LARGE_NUMEL,), (5,), (LARGE_NUMEL,)], torch.float32, holds_gradients=True)
