@@ -38,7 +38,6 @@ from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Phase
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.torch_internals.autograd import shown_to_profilers
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.modules import ignored_names
 from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms
@@ -214,7 +213,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         return self._forward(compiler_behind(callback), inputs, kwargs)
 
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with shown_to_profilers("DistributedDataParallel.forward"), self.reducer.peers.telling("forward"):
+        # Shown to those that begin to listen within it, and to observers that are no profiler, too.
+        named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
+        with named, self.reducer.peers.telling("forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
                 return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
