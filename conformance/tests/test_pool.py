@@ -31,7 +31,7 @@ from conformance.workers.controller import Controller
 from conformance.workers.hearing import DEATH_GRACE_S, LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
 from conformance.workers.messages import Answer, FromRank, Seat
 from conformance.workers.pool import Pool
-from conformance.workers.zygote_process import AS_TRAINED, ZygoteProcess
+from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")
 PROGRAMS = "conformance.tests.worker_programs"
@@ -215,12 +215,6 @@ def test_every_rank_reports_what_it_saw(controller: Controller, world_size: int)
         assert torch.equal(seen.facts["sum"], torch.full((2,), float(sum(range(world_size)))))
         assert [collective.op for collective in seen.history] == ["all_reduce"]
         assert seen.duration_ns > 0
-
-
-def test_ranks_that_are_timed_run_as_a_training_does() -> None:
-    with Controller(get_backend("gloo"), preload=(PROGRAMS,), environment=AS_TRAINED) as controller:
-        seen = run(controller, scenario("environment"))[0]
-    assert seen.facts["policies"] == [os.SCHED_OTHER]
 
 
 def test_an_unrecorded_scenario_runs_on_a_plain_group_and_sees_the_same(controller: Controller) -> None:

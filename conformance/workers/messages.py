@@ -56,8 +56,6 @@ FromRank = Ready | Answer
 #: Makes a rank write every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
 #: programs and subjects may use SIGUSR1 themselves.
 STACK_SIGNAL = signal.SIGRTMIN + 3
-#: The environment variable of ranks that take processors and memory as a process does by default (`rank_main`).
-KEEPS_DEFAULTS = "CONFORMANCE_KEEPS_DEFAULTS"
 
 # -------------------------------------------------------------------------------------------- controller <-> zygote
 

@@ -47,7 +47,7 @@ from conformance.surroundings.relied_functions import ReliedFunctions, inherited
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.lone_rank import command
-from conformance.workers.messages import KEEPS_DEFAULTS, STACK_SIGNAL, Answer, Inspection, Job, Ready, Seat
+from conformance.workers.messages import STACK_SIGNAL, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
 from conformance.workers.tensors import portable
 
@@ -268,9 +268,8 @@ def _arrange_process(seat: Seat) -> FlightRecord:
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would delay the report of a death by seconds
     torch.set_num_threads(1)
-    if KEEPS_DEFAULTS not in os.environ:
-        _let_others_finish()
-        _keep_freed_memory()
+    _let_others_finish()
+    _keep_freed_memory()
     return flight
 
 

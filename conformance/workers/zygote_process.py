@@ -27,7 +27,6 @@ from conformance.workers.forked import MARKER, ForeignProcess, kill_heirs, name_
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 from conformance.workers.listener import connect
 from conformance.workers.messages import (
-    KEEPS_DEFAULTS,
     Ended,
     Forked,
     ForkPool,
@@ -44,8 +43,6 @@ from conformance.workers.messages import (
 #: in half precision) and what counts as true, each time. Otherwise there may be zeros, by luck, or right values.
 MEMORY_FILL = {"MALLOC_PERTURB_": "128"}
 NO_MEMORY_FILL = {"MALLOC_PERTURB_": "0"}
-#: Ranks whose steps are timed: with memory and processors as a user's training has them.
-AS_TRAINED = {**NO_MEMORY_FILL, KEEPS_DEFAULTS: "1"}
 
 _CLOSE_TIMEOUT_S = 5.0
 #: A process whose connection is closed, because it dies, can be waited for this soon.
