@@ -183,20 +183,21 @@ def rank_normalising(rank: int) -> list[str]:
     told = []
     layer = SyncBatchNorm(2)
     rows = torch.ones(2, 2, requires_grad=True)
-    for operation in ("all_gather", "all_reduce"):
-        original = getattr(dist, operation)
+    places: tuple[tuple[Any, str], ...] = ((dist, "all_gather"), (dist.ProcessGroup, "allreduce"))
+    for place, operation in places:
+        original = getattr(place, operation)
 
         def fail(*args: Any, original: Any = original, **kwargs: Any) -> dist.Work:
             original(*args, **kwargs).wait()
             return Work(future=future_of(RuntimeError("held")))
 
-        setattr(dist, operation, fail)
+        setattr(place, operation, fail)
         try:
             layer(rows).sum().backward()
         except RuntimeError as error:
             told.append("\n".join((str(error), *getattr(error, "__notes__", ()))))
         finally:
-            setattr(dist, operation, original)
+            setattr(place, operation, original)
     assert rows.grad is None
     return told
 
