@@ -69,9 +69,9 @@ class BucketPlanning:
         With it goes this rank's digest of `places`. There, behind all that has been sent and before anything is waited
         for: one rank may run in one backward what another runs in several. Not in the next forward: what ranks run
         between two backwards may wait for another rank's, as the stages of a pipeline do, and they may run forwards of
-        several wrappers in different orders.
+        several wrappers in different orders. Not to be called once buckets are rebuilt: nothing is left to tell.
         """
-        is_known = self.has_rebuilt_buckets or self._exchange or self._order_of_rank_0
+        is_known = self._exchange or self._order_of_rank_0
         has_sent = self.state.phase is Phase.SENT
         if is_known or self.arrivals.num_to_learn_from > has_sent or not (has_sent or self.state.phase is Phase.IDLE):
             return

@@ -356,7 +356,7 @@ class Reducer(ReducerSurface):
         self.planning.await_order(self.peers, self.reduction.order)
 
     def _exchange_order(self, *, is_over: bool) -> None:
-        if self.planning.has_rebuilt_buckets:  # nothing is left to tell
+        if self.planning.has_rebuilt_buckets:
             return
         hook = self.reduction.comm_hook
         if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
