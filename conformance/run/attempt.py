@@ -28,9 +28,11 @@ class Ranks(Protocol):
     def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         """Start to run the scenario; with `fresh` on ranks that have run nothing yet.
 
-        Other ranks may run other scenarios before what every rank observed is there. With `fresh` none of the ranks
-        that have run the subject at this world size runs another scenario.
+        Other ranks may run other scenarios before what every rank observed is there.
         """
+
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        """Let none of the ranks that could run `scenario` on the subject run another one: they are in doubt."""
 
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Start to compute the facts that every rank must show."""

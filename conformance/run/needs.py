@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.backends.backend import CAPABILITIES
+from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.models.catalogue import get_fixture
 from conformance.scenario import DTYPES, Scenario
-from conformance.subjects.subject import capabilities_of
+from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
+from conformance.subjects.subject import Subject, capabilities_of
 
 #: What a scenario needs of a backend that names one of these in its arguments.
 _DECLARED = frozenset(DTYPES) & CAPABILITIES
@@ -31,6 +32,21 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
 def lacks_of(scenario: Scenario) -> frozenset[str]:
     """Return the capabilities that a backend must not declare if the scenario is to be about it: its refusals."""
     return frozenset(scenario.arguments.get("undeclared", ()))
+
+
+def why_unsupported(scenario: Scenario, subject: Subject, backend: Backend) -> str:
+    """Return why `subject` cannot be put through `scenario` over `backend`; empty if it can."""
+    limit = backend.max_world_size()
+    if limit is not None and scenario.world_size > limit:
+        return f"backend {backend.name} serves at most {limit} rank(s) here"
+    if declared := sorted(lacks_of(scenario) & backend.capabilities):
+        return f"{backend.name} declares {', '.join(declared)}, so that it refuses nothing of it"
+    if missing := sorted(needs_of(scenario) - backend.capabilities - subject.capabilities):
+        theirs = [name for name in missing if name in OF_SUBJECTS]
+        others = [name for name in missing if name not in OF_SUBJECTS]
+        lacks = ((subject.name, theirs), (backend.name, others))
+        return " and ".join(f"{who} declares no {', '.join(names)}" for who, names in lacks if names)
+    return ""
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from conformance.observation import IMPORT, Observation
 from conformance.programs.registry import get_program, preloads_of
 from conformance.run.attempt import Ranks
 from conformance.run.environment import capture_environment
+from conformance.run.first_uses import first_uses
 from conformance.run.known_failures import Excuses
 from conformance.run.lanes import in_lanes
 from conformance.run.order import LISTED, Order
@@ -83,7 +84,9 @@ def run(
     chosen = order.apply(scenarios)
     check(chosen, backend)
     preload = preloads_of(chosen)
-    judging = _Judging(chosen, subject, backend, native, excuses, one_at_a_time)
+    judging = _Judging(
+        chosen, subject, backend, native, excuses, one_at_a_time, first_uses(chosen, subject, backend)
+    )  # fmt: skip
     if controller is not None or jobs == 1:
         ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
         with ranks as own:
@@ -201,10 +204,13 @@ class _Judging:
     native: bool
     excuses: Excuses
     one_at_a_time: bool
+    first: frozenset[str]  # of all, whichever lane runs them
 
     def outcomes(self, places: Iterable[int], ranks: Ranks) -> Generator[_Judged]:
         """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
-        runner = ScenarioRunner(self.subject, self.backend, ranks, native=self.native, excuses=self.excuses)
+        runner = ScenarioRunner(
+            self.subject, self.backend, ranks, native=self.native, excuses=self.excuses, first=self.first
+        )
         waiting: list[_Waiting] = []
         processors = Processors()
         for place in places:

@@ -11,17 +11,17 @@ from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
 from conformance.observation import Observation
 from conformance.programs.registry import Program, get_program
 from conformance.run.attempt import Attempt, Ranks, Truth, judged
+from conformance.run.first_uses import FirstUses
 from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of
 from conformance.run.known_failures import Excuses
-from conformance.run.needs import lacks_of, needs_of
+from conformance.run.needs import why_unsupported
 from conformance.run.outcome import NATIVE, Outcome
 from conformance.run.patience import hangs_after, hurried, shortened
 from conformance.run.settlement import Settled, Settlement
 from conformance.run.shortage import denials, shortage_since
 from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
-from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
@@ -30,9 +30,8 @@ from conformance.waiting.pending import Pending
 class ScenarioRunner:
     """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones.
 
-    Whoever trains wraps a model once in a process, so that a DDP whose first wrapper is wrong is wrong for everybody:
-    the first scenario of each requirement has fresh ranks. So has the next one after a failure of the subject, which
-    may have left what ranks cannot notice.
+    The first scenario of each requirement has ranks that have run nothing yet (`first_uses`). So has the next one after
+    a failure of the subject, which may have left what ranks cannot notice.
     """
 
     def __init__(
@@ -43,8 +42,12 @@ class ScenarioRunner:
         *,
         native: bool = True,
         excuses: Excuses = lambda scenario, verdict: None,
+        first: frozenset[str] | None = None,
     ) -> None:
         """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too.
+
+        `first` are the ids of the first scenarios of requirements, where others run scenarios beside this one; without
+        them, those that come here first.
 
         Raises `InterpreterError` where this Python skips the assertions that verdicts rest on.
         """
@@ -56,8 +59,7 @@ class ScenarioRunner:
         self._excuses = excuses
         self._num_hangs = 0  # of the subject, in a row
         self._started: dict[str, Scenario] = {}
-        self._exercised: set[str] = set()  # what fresh ranks of the subject have exercised
-        self._doubted: set[tuple[int, bool, bool]] = set()  # the kinds of ranks to be replaced
+        self._first, self._uses = first, FirstUses()
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
     def run(self, scenario: Scenario) -> Outcome:
@@ -75,14 +77,14 @@ class ScenarioRunner:
         subjects = [self.subject]
         if self._native is not None and not program.without_ddp:
             subjects.append(self._native)
-        runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
+        runs = not all(why_unsupported(scenario, subject, self.backend) for subject in subjects)
         pending_truth = Truth.begin(program, scenario, self._ranks) if runs else Pending.of(Truth())
         pending: list[Pending[Attempt]] = []
         attempts: dict[int, Attempt] = {}  # by the column
         settling: list[Pending[Outcome]] = []  # one, when both columns have ended
         for column, subject in enumerate(subjects):
             if column == 0:
-                fresh = not self._why_unsupported(scenario, subject) and self._wants_fresh(scenario, program)
+                fresh = not why_unsupported(scenario, subject, self.backend) and self._is_first(scenario)
                 known = program.without_ddp and self._is_known_to_hang(scenario)
                 tried = shortened(scenario) if known else hurried(scenario, self._num_hangs)
                 pending.append(self._start(tried, subject, fresh=fresh))
@@ -131,7 +133,7 @@ class ScenarioRunner:
             excuse = self._excuses(scenario, settled.result)
             is_known = program.without_ddp and excuse is not None and excuse.holds
             if (settled.result.verdict.is_failure and not is_known) or settled.contaminated_by:
-                self._doubted.add(scenario.kind_of_ranks)
+                self._doubt(scenario)
             result = excuse.told(settled.result) if excuse is not None else settled.result
             if tried_again:
                 result = result.with_note(tried_again)
@@ -164,21 +166,15 @@ class ScenarioRunner:
 
     def _try_again(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
         if fresh:  # what has failed may have left something behind
-            self._doubted.add(scenario.kind_of_ranks)
+            self._doubt(scenario)
         pending = self._start(scenario, self.subject, fresh=fresh)
         return pending if self.backend.runs_side_by_side else Pending.of(pending.wait())
 
-    def _wants_fresh(self, scenario: Scenario, program: Program) -> bool:
-        """Whether the subject's ranks must be fresh this time, which counts as having had them.
+    def _doubt(self, scenario: Scenario) -> None:
+        self._ranks.retire(scenario, _run_by(scenario, self.subject))
 
-        Where ranks compile, warming up takes longer than the scenario: there it is the first of each program.
-        """
-        # Without a DDP nothing is constructed in a process that could be wrong the first time.
-        new = set() if program.without_ddp else {program.name} if program.preload else set(scenario.requirements)
-        wants = scenario.kind_of_ranks in self._doubted or not new <= self._exercised
-        self._exercised |= new
-        self._doubted.discard(scenario.kind_of_ranks)
-        return wants
+    def _is_first(self, scenario: Scenario) -> bool:
+        return self._uses.is_one(scenario) if self._first is None else scenario.id in self._first
 
     def _is_known(self, scenario: Scenario, result: ScenarioResult) -> bool:
         """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
@@ -190,12 +186,11 @@ class ScenarioRunner:
         return self._is_known(scenario, ScenarioResult(self.subject.name, Verdict.HANG, 0.0, 0, (), ()))
 
     def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Attempt]:
-        if reason := self._why_unsupported(scenario, subject):
+        if reason := why_unsupported(scenario, subject, self.backend):
             return Pending.of(Attempt(scenario, subject, unsupported=reason))
         before, started = denials(), time.perf_counter()
         try:
-            wraps = not get_program(scenario.program).without_ddp
-            pending = self._ranks.start(scenario, subject if wraps else NO_DDP, fresh=fresh)
+            pending = self._ranks.start(scenario, _run_by(scenario, subject), fresh=fresh)
         except Exception:
             return Pending.of(Attempt(scenario, subject, error=traceback.format_exc()))
 
@@ -217,15 +212,6 @@ class ScenarioRunner:
 
         return Pending(attempt)
 
-    def _why_unsupported(self, scenario: Scenario, subject: Subject) -> str:
-        limit = self.backend.max_world_size()
-        if limit is not None and scenario.world_size > limit:
-            return f"backend {self.backend.name} serves at most {limit} rank(s) here"
-        if declared := sorted(lacks_of(scenario) & self.backend.capabilities):
-            return f"{self.backend.name} declares {', '.join(declared)}, so that it refuses nothing of it"
-        if missing := sorted(needs_of(scenario) - self.backend.capabilities - subject.capabilities):
-            theirs = [name for name in missing if name in OF_SUBJECTS]
-            others = [name for name in missing if name not in OF_SUBJECTS]
-            lacks = ((subject.name, theirs), (self.backend.name, others))
-            return " and ".join(f"{who} declares no {', '.join(names)}" for who, names in lacks if names)
-        return ""
+
+def _run_by(scenario: Scenario, subject: Subject) -> Subject:
+    return NO_DDP if get_program(scenario.program).without_ddp else subject

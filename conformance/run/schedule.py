@@ -8,7 +8,7 @@ from itertools import groupby
 
 from conformance.scenario import Scenario
 
-#: So many scenarios at most go to a lane at once: fewer leave it more often with fresh ranks, more leave others idle.
+#: So many scenarios at most go to a lane at once: fewer leave it more often with new ranks, more leave others idle.
 _MOST_IN_A_BATCH = 8
 
 
@@ -66,12 +66,9 @@ class Schedule:
 def batches_of(scenarios: tuple[Scenario, ...]) -> list[tuple[int, ...]]:
     """Return the places of `scenarios` in the parts that lanes get.
 
-    Neighbours that test the same requirement on ranks of the same kind stay together: the first one of a requirement
-    needs fresh ranks in each lane.
+    Neighbours on ranks of the same kind stay together: each lane begins its own.
     """
-    together = groupby(
-        range(len(scenarios)), lambda place: (scenarios[place].kind_of_ranks, scenarios[place].requirements)
-    )
+    together = groupby(range(len(scenarios)), lambda place: scenarios[place].kind_of_ranks)
     return [
         places[start : start + _MOST_IN_A_BATCH]
         for places in (tuple(group) for _, group in together)

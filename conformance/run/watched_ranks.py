@@ -34,6 +34,10 @@ class WatchedRanks:
 
         return self._ranks.start(scenario, subject, fresh=fresh).then(keep)
 
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        """Let none of the ranks run another scenario, as `Ranks.retire`."""
+        self._ranks.retire(scenario, subject)
+
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Start to compute the facts and keep them, as `Ranks.expect`."""
 

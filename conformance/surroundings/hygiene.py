@@ -85,11 +85,7 @@ def surroundings() -> Surroundings:
     return {
         **modes(),
         "environment": dict(os.environ),
-        "thread": {
-            str(thread.ident): thread.name
-            for thread in threading.enumerate()
-            if not isinstance(thread, threading._DummyThread)  # a C++ thread that once called into Python
-        },
+        "thread": _threads(),
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
         PROCESSES: _children(),
         "open file": _files(),
@@ -122,6 +118,14 @@ def surroundings() -> Surroundings:
         "random generator": f"{torch.default_generator!r}, {random._inst!r}",
         "deterministic warnings only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "distributed debug level": str(get_debug_level()),
+    }
+
+
+def _threads() -> dict[str, str]:
+    return {
+        str(thread.ident): thread.name
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)  # a C++ thread that once called into Python
     }
 
 
@@ -289,11 +293,11 @@ def traces(before: Surroundings) -> tuple[str, ...]:
         found = violations(before, surroundings())
     if not any(map(_may_end_soon, found)):
         return found
+    ending = {"thread": before["thread"], "open file": before["open file"]}
     for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
-        found = violations(before, surroundings())
-        if not any(map(_may_end_soon, found)):
+        if not violations(ending, {"thread": _threads(), "open file": _files()}):
             break
-    return found
+    return violations(before, surroundings())
 
 
 def _may_end_soon(phrase: str) -> bool:

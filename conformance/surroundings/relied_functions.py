@@ -10,13 +10,15 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
 import torch
+
+from conformance.surroundings.memory import Words, tells_changes
 
 #: Modules of which no scenario may replace a function: where the harness, models and DDPs look them up.
 _MODULES = (
@@ -74,40 +76,15 @@ class ReliedFunctions:
     def __init__(self) -> None:
         """Look at every module of `RELIED_ON` that has been imported; takes milliseconds."""
         self._spaces = tuple(_Space(*space) for space in _spaces())
-        self._values = [space.now.values for space in self._spaces]
-        self._functions = [function for space in self._spaces for function in space.functions]
-        self._before = self._look()
+        self._words = Words([(space.now, space.functions) for space in self._spaces]) if tells_changes() else None
 
     def changes(self) -> tuple[str, ...]:
-        """Return a phrase for every function that is another now; takes half a millisecond if none is."""
-        now = self._look()
-        if _same(now, self._before):
-            return ()
-        (values, *code), (old_values, *old_code) = now, self._before
-        spaces = self._spaces
-        if code == old_code:
-            spaces = tuple(
-                space for space, new, old in zip(spaces, values, old_values, strict=True) if not _same(new, old)
-            )
-        changed = [f"function replaced: {space.name}.{name}" for space in spaces for name in space.changed()]
-        if not changed:  # torch.compile has wrapped some, or what is no function is another, such as a counter
-            self._before = now
+        """Return a phrase for every function that is another now."""
+        doubtful = self._spaces if self._words is None else [self._spaces[number] for number in self._words.changed()]
+        changed = [f"function replaced: {space.name}.{name}" for space in doubtful for name in space.changed()]
+        if doubtful and not changed and self._words:  # torch.compile has wrapped some, or it is no function, a counter
+            self._words.accept()
         return tuple(changed)
-
-    def _look(self) -> tuple[list[Any], ...]:
-        """Return what is under all names of each space, and the code of every function: a few passes."""
-        return (
-            [list(values()) for values in self._values],  # faster than by name: they lie in a row
-            *(list(map(part, self._functions)) for part in _CODE),
-        )
-
-
-def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Whether both hold the same; not so where a value that is another one cannot be compared, such as a tensor."""
-    try:
-        return now == before
-    except Exception:
-        return False
 
 
 class _Space:

@@ -124,13 +124,13 @@ def scenario(name: str, requirement: str = "GRAD-01", world_size: int = 2) -> Sc
     return Scenario(f"gradients/{requirement}/{name}", (requirement,), "train", world_size=world_size)
 
 
-def test_neighbours_of_one_requirement_and_kind_of_ranks_go_to_one_lane_eight_at_a_time() -> None:
+def test_neighbours_on_one_kind_of_ranks_go_to_one_lane_eight_at_a_time() -> None:
     chosen = (
         *(scenario(f"a{number}") for number in range(10)),
         scenario("b", "GRAD-02"),
         scenario("c", "GRAD-02", 3),
     )
-    assert batches_of(chosen) == [tuple(range(8)), (8, 9), (10,), (11,)]
+    assert batches_of(chosen) == [tuple(range(8)), (8, 9, 10), (11,)]
 
 
 def test_a_schedule_says_how_idle_its_lanes_were_and_what_no_lane_shortens() -> None:

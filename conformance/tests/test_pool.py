@@ -124,14 +124,26 @@ def test_the_next_fresh_ranks_connect_ahead_and_are_replaced_if_one_has_died(tmp
     assert processes_under(tmp_path) == []
 
 
-def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) -> None:
+def test_ranks_in_doubt_run_nothing_more(controller: Controller) -> None:
     """What made a scenario fail may be in any of them, also in those that another scenario has got since."""
     first = pids(run(controller, scenario("idle")))
     pending = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
-    fresh = {rank: seen.facts["pid"] for rank, seen in controller.run(scenario("idle"), TORCH, fresh=True).items()}
-    assert pending.wait()
-    assert pids(run(controller, scenario("idle"))) == list(fresh.values()) != first
+    beside = pids(run(controller, scenario("idle")))
+    controller.retire(scenario("idle"), TORCH)
+    assert all_end(beside, 5.0), "those that run nothing"
+    assert pending.wait(), "those that do"
+    after = pids(run(controller, scenario("idle")))
+    assert not {*after} & {*first, *beside}
     assert all_end(first, 5.0)
+
+
+def test_fresh_ranks_leave_those_that_are_warm(controller: Controller) -> None:
+    first = pids(run(controller, scenario("idle")))
+    fresh = pids(controller.run(scenario("idle"), TORCH, fresh=True))
+    assert not {*fresh} & {*first}
+    pending = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
+    assert pids(run(controller, scenario("idle"))) == first
+    assert pending.wait()
 
 
 def test_ranks_that_nobody_needs_for_long_are_ended(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -672,7 +684,7 @@ def test_a_process_that_a_program_started_goes_with_its_rank(controller: Control
         assert [phrase.split(" (")[0] for phrase in seen.hygiene] == [
             f"child process left behind: {seen.facts['child']}"
         ]
-    controller.run(scenario("idle"), TORCH, fresh=True)
+    controller.retire(scenario("idle"), TORCH)
     assert all_end([seen.facts["child"] for seen in observations.values()], within_s=5)
     # One rank: of several that exit, the first one's death can end the others' before they have said theirs.
     (orphaned,) = run(controller, scenario("spawn", world_size=1, arguments={"exits": True})).values()

@@ -19,6 +19,7 @@ from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.run import runner
+from conformance.run.first_uses import first_uses
 from conformance.run.known_failures import MET, Excuse
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Note, Outcome, Progress
@@ -61,6 +62,9 @@ class PretendedRanks:
 
     def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
+
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        """Have nothing to end: what these observe depends on nothing that ran before."""
 
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
@@ -511,7 +515,7 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
     known = Excuse(MET, Verdict.FAIL, "a reason", "an issue", "")
     for excuse, ran in ((False, 8), (True, 3)):  # after the failure c has fresh ranks
         ranks.asked.clear()
-        ranks.before = ()
+        ranks.before.clear()
         one = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=[lambda *_: None, lambda *_: known][excuse])
         outcomes = [one.run(scenario(name)) for name in "abc"]
         assert bool(outcomes[1].contaminated_by) is not excuse
@@ -558,17 +562,20 @@ class WarmRanks(PretendedRanks):
     def __init__(self, spoils: Callable[[tuple[str, ...], Scenario], bool] = lambda before, scenario: False) -> None:
         super().__init__()
         self.spoils = spoils
-        self.before: tuple[str, ...] = ()
+        self.before: dict[tuple[int, bool, bool], tuple[str, ...]] = {}
 
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
-        before = () if fresh else self.before
+        before = () if fresh else self.before.get(scenario.kind_of_ranks, ())
         answer = 41 if self.spoils(before, scenario) else 42
         self.observe = lambda scenario, subject: {"answer": answer}
-        self.before = (*before, scenario.id)
+        self.before[scenario.kind_of_ranks] = (*before, scenario.id)
         return {
             rank: dataclasses.replace(seen, after=before)
             for rank, seen in super().run(scenario, subject, fresh=fresh).items()
         }
+
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        self.before.pop(scenario.kind_of_ranks, None)
 
 
 def test_ranks_that_have_run_something_are_warm() -> None:
@@ -622,6 +629,16 @@ def test_the_first_scenario_of_each_requirement_has_fresh_ranks() -> None:
     assert [judges.run(one).warm for one in chosen] == [False, True, False, True, False]
 
 
+def test_the_first_scenario_of_a_requirement_is_the_same_in_however_many_lanes() -> None:
+    chosen = [scenario("a", requirements=("X",)), scenario("b", needs=("join",)), scenario("c", requirements=("X",))]
+    first = first_uses([scenario("unsupported", needs=("join",)), *chosen], MINE, GLOO)
+    assert first == {chosen[0].id}
+    lanes = [ScenarioRunner(MINE, GLOO, WarmRanks(), native=False, first=first) for _ in "12"]
+    lanes[1].run(scenario("other"))
+    assert lanes[1].run(chosen[2]).warm
+    assert not lanes[0].run(chosen[0]).warm
+
+
 def test_what_is_unsupported_has_exercised_nothing() -> None:
     judges = ScenarioRunner(MINE, GLOO, WarmRanks(), native=False)
     chosen = [scenario("a"), scenario("b", requirements=("X",), needs=("join",)), scenario("c", requirements=("X",))]
@@ -633,9 +650,9 @@ def test_what_is_unsupported_has_exercised_nothing() -> None:
 def test_after_a_failure_ranks_of_that_kind_are_fresh() -> None:
     ranks = WarmRanks(lambda before, wanted: wanted.id.endswith("/wrong"))
     judges = ScenarioRunner(MINE, GLOO, ranks, native=False)
-    sizes = [("a", 1), ("wrong", 1), ("b", 2), ("c", 1), ("d", 1)]
+    sizes = [("a", 1), ("e", 2), ("wrong", 1), ("b", 2), ("c", 1), ("d", 1)]
     outcomes = [judges.run(scenario(name, size)) for name, size in sizes]
-    assert [one.warm for one in outcomes] == [False, True, True, False, True]
+    assert [one.warm for one in outcomes] == [False, False, True, True, False, True]
 
 
 def test_a_failure_that_does_not_come_again_is_a_failure_and_nobody_else_is_blamed_for_it() -> None:
@@ -676,7 +693,7 @@ class KeepingRanks(WarmRanks):
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         seen = super().run(scenario, subject, fresh=fresh)
         if len(self.asked) == self.taken_after:
-            self.before = ("elsewhere",)
+            self.before[scenario.kind_of_ranks] = ("elsewhere",)
         keeps = self.always or not seen[0].after
         return {rank: dataclasses.replace(one, hygiene=(self.what,) * keeps) for rank, one in seen.items()}
 
@@ -714,7 +731,7 @@ def test_who_spoilt_the_ranks_is_a_guess_where_no_others_can_run_the_same() -> N
     ranks = WarmRanks(lambda before, wanted: "run elsewhere" in before)
     judges = ScenarioRunner(MINE, GLOO, ranks, native=False)
     judges.run(scenario("first"))
-    ranks.before = ("run elsewhere",)
+    ranks.before[scenario("next").kind_of_ranks] = ("run elsewhere",)
     one = judges.run(scenario("next"))
     assert (one.subject.verdict, one.contaminated_by) == (Verdict.PASS, "run elsewhere")
     assert "could not notice, or the verdict is not stable; wrong was: " in one.subject.findings[0].summary

@@ -92,6 +92,7 @@ class TestRanks:
                     "TORCH_DIST_INIT_BARRIER": "1",
                 },
             )
+        self._controllers[world_size].retire(scenario, NO_DDP)
         pending = self._controllers[world_size].start(scenario, NO_DDP, fresh=True)
         return pending.then(lambda observations: list(observations.values()))
 

@@ -155,6 +155,13 @@ class AttachedController:
         """Return what `run` returns; it runs, however long it takes, when asked: an agent runs one rank at a time."""
         return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
 
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        """End the ranks that could run `scenario` on the subject: none runs while nobody asks."""
+        meant = subject.target, scenario.world_size, scenario.recorded, scenario.apart
+        for key in [key for key in self._pools if (key[0], len(key[1]), *key[2:]) == meant]:
+            number, _ = self._pools.pop(key)
+            self._forget([agent for agent in self._agents if agent.index in key[1]], number)
+
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Return what ranks must observe: by a replica, where a device has to compute it.
 

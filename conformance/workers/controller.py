@@ -91,8 +91,7 @@ class Controller:
     def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         """Start to run the scenario; what `run` returns is there when the ranks have ended.
 
-        Until it has been taken, another scenario gets other ranks. With `fresh` none of the ranks that have run the
-        subject at this world size runs another scenario.
+        Until it has been taken, another scenario gets other ranks. With `fresh` the ranks have run nothing yet.
 
         Raises:
             ConformanceError: the zygote cannot start, for example because an import fails.
@@ -126,6 +125,16 @@ class Controller:
             return seen
 
         return Pending(observations)
+
+    def retire(self, scenario: Scenario, subject: Subject) -> None:
+        """Let none of the ranks that could run `scenario` on the subject run another one, when they have ended theirs.
+
+        Something may have been left behind in them that nobody can see.
+        """
+        key = _key(scenario, subject)
+        for busy in [pool for pool, its_key in self._busy.items() if its_key == key]:
+            busy.retire()
+        self._forget(lambda other: other == key)
 
     @property
     def num_ranks(self) -> int:
@@ -195,13 +204,10 @@ class Controller:
         self._num_turns += 1
         self._last_turn[key] = self._num_turns
         self._forget_those_that_nobody_needs()
-        if fresh:
-            for busy in [pool for pool, its_key in self._busy.items() if its_key == key]:
-                busy.retire()
         idle = self._idle.pop(key, [])
-        usable = [] if fresh else [one for one in idle if one.reusable]
-        pool = usable[-1] if usable else None
-        self._keep(key, usable[:-1], of=[one for one in idle if one is not pool])
+        usable = [one for one in idle if one.reusable]
+        pool = usable.pop() if usable and not fresh else None
+        self._keep(key, usable, of=[one for one in idle if one is not pool])
         if pool is None:
             self._forget_subjects_but(key[0])
             pool = self._new_pool(key[1])

@@ -32,6 +32,7 @@ from conformance.workers.forked import (
     signal_group,
     signal_main_thread,
 )
+from conformance.workers.huge_pages import gather
 from conformance.workers.listener import accepted, listen
 from conformance.workers.messages import (
     STACK_SIGNAL,
@@ -49,6 +50,8 @@ from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
 #: The controller sends the ranks' connections right after the order to fork; the zygote is of no use without them.
 _HANDLES_TIMEOUT_S = 60.0
+#: After so many forks memory is gathered: what that takes is earned back by as many more. A branch makes many.
+_FORKS_UNTIL_GATHERED = 32
 
 
 class Nursery:
@@ -61,6 +64,7 @@ class Nursery:
         self._preloaded = list(preloaded)
         self._failure = ""
         self._seats: dict[int, Seat] = {}
+        self._forks_until_gathered = 0 if listener is None else _FORKS_UNTIL_GATHERED  # a branch has what was gathered
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wakeup_writer, False)
@@ -110,6 +114,7 @@ class Nursery:
     def _fork_pool(self, seats: tuple[Seat, ...]) -> None:
         handles = self._channel.receive_handles(len(seats), _HANDLES_TIMEOUT_S)
         pids = []
+        self._count_forks(len(seats))
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
             try:
@@ -130,8 +135,14 @@ class Nursery:
             os.close(handle)
         self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
 
+    def _count_forks(self, num: int) -> None:
+        if 0 < self._forks_until_gathered <= num:
+            gather()
+        self._forks_until_gathered -= num
+
     def _branch(self, listener: socket.socket) -> None:
         """Fork a zygote for a controller that has connected; if it cannot be forked, the connection ends."""
+        self._count_forks(_FORKS_UNTIL_GATHERED)
         zygote = os.getpid()
         with suppress(OSError), accepted(listener) as connected:
             if os.fork() == 0:
