@@ -281,23 +281,24 @@ def knowing(before: Surroundings, threads: Iterable[threading.Thread]) -> Surrou
     return {**before, "thread": {**known, **{str(thread.ident): thread.name for thread in threads}}}
 
 
-def traces(before: Surroundings) -> tuple[str, ...]:
-    """Return a phrase for everything that is not as it was `before` and stays so.
+def traces(before: Surroundings) -> tuple[tuple[str, ...], Surroundings]:
+    """Return a phrase for everything that is not as it was `before` and stays so, and how everything is now.
 
     A wrapper in a reference cycle gives back what it owns when the cycle is collected, and a thread that was told to
     end takes a moment. Where nothing was left this costs nothing more.
     """
-    found = violations(before, surroundings())
+    found = violations(before, now := surroundings())
     if found:
         gc.collect()
-        found = violations(before, surroundings())
+        found = violations(before, now := surroundings())
     if not any(map(_may_end_soon, found)):
-        return found
+        return found, now
     ending = {"thread": before["thread"], "open file": before["open file"]}
     for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
         if not violations(ending, {"thread": _threads(), "open file": _files()}):
             break
-    return violations(before, surroundings())
+    now = surroundings()
+    return violations(before, now), now
 
 
 def _may_end_soon(phrase: str) -> bool:

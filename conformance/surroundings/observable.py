@@ -5,8 +5,8 @@ Everything here is the same with DDP as without it. Names say where it was seen,
 
 from __future__ import annotations
 
+import _random
 import ctypes
-import hashlib
 import random
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,13 +30,15 @@ _GLOBAL_HOOKS = tuple(
 
 #: The state of NumPy's generator as it lies in memory: 624 words, and how many of them are used up.
 _MERSENNE_TWISTER_BYTES = 625 * 4
+#: Where that of Python's lies in its generator, behind what every object has.
+_OF_PYTHON = object.__basicsize__, _random.Random.__basicsize__ - object.__basicsize__
 
 
 def of_process() -> dict[str, Any]:
     """Return the process's modes and random states; takes about 50 microseconds."""
     return {
         **modes(),
-        "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
+        "torch's random state": _shown(torch.get_rng_state().numpy().tobytes()),
         **foreign_random_states(),
     }
 
@@ -44,24 +46,25 @@ def of_process() -> dict[str, Any]:
 def foreign_random_states() -> dict[str, Any]:
     """Return the random states that torch never draws from, nor a module's forward, unless its user writes it so.
 
-    Takes about 15 microseconds.
+    Takes about 4 microseconds: both are read where they lie, as Python and NumPy take 7 and 80 to copy theirs.
     """
-    _, words, gauss = random.getstate()
+    offset, size = _OF_PYTHON
+    gauss = random._inst.gauss_next  # type: ignore[attr-defined]
     return {
-        "Python's random state": f"{hash(words) & (2**64 - 1):016x}" + ("" if gauss is None else f" and {gauss}"),
+        "Python's random state": _shown(ctypes.string_at(id(random._inst) + offset, size))
+        + ("" if gauss is None else f" and {gauss}"),
         "NumPy's random state": _of_numpy(np.random.get_bit_generator()),  # type: ignore[attr-defined]
     }
 
 
 def _of_numpy(generator: Any) -> str:
-    """Return a digest of the state of the generator behind `numpy.random`'s functions.
+    """Return what to show of the state of the generator behind `numpy.random`'s functions.
 
-    NumPy takes 80 microseconds to copy its usual generator's state, which is therefore read where it lies. A normal
-    number that NumPy keeps for the next call is no part of it.
+    A normal number that NumPy keeps for the next call is no part of it.
     """
     if isinstance(generator, np.random.MT19937):
-        return _digest(ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES))
-    return _digest(repr(generator.state).encode())
+        return _shown(ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES))
+    return _shown(repr(generator.state).encode())
 
 
 def modes() -> dict[str, Any]:
@@ -177,5 +180,5 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _parts(f"{where}.{name}", getattr(value, name))
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+def _shown(state: bytes) -> str:
+    return f"{hash(state) & (2**64 - 1):016x}"

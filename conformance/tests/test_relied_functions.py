@@ -12,9 +12,11 @@ from torch import nn
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 
 
-@pytest.fixture
-def relied() -> ReliedFunctions:
-    """Return the functions as they are before the test."""
+@pytest.fixture(params=["words", "names"])
+def relied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReliedFunctions:
+    """Return the functions as they are before the test, compared by their words first, or by their names alone."""
+    if request.param == "names":
+        monkeypatch.setattr("conformance.surroundings.relied_functions.tells_changes", lambda: False)
     return ReliedFunctions()
 
 

@@ -41,7 +41,7 @@ from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
-from conformance.surroundings.hygiene import knowing, seed_everything, surroundings, traces
+from conformance.surroundings.hygiene import Surroundings, knowing, seed_everything, surroundings, traces
 from conformance.surroundings.interference import Interference
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 from conformance.workers.channel import Channel, MessageError
@@ -90,6 +90,7 @@ class Rank:
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
         self._relied: ReliedFunctions | None = None
+        self._left: Surroundings | None = None  # what the scenario before has left as it was: the next one finds that
         self._interference = Interference()
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
@@ -115,7 +116,7 @@ class Rank:
         self._flight.start()
         self._recorder.start(looks=job.inspection.carried)
         self._interference.start()
-        before = surroundings()
+        before = self._left or surroundings()
         started_ns, cpu_started_ns = time.perf_counter_ns(), time.process_time_ns()
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
@@ -142,6 +143,8 @@ class Rank:
             raise
         except BaseException as error:
             raised = Raised.of(error, traceback.format_exc())
+        hygiene, now = traces(knowing(before, self._recorder.backend_threads))
+        self._left = None if hygiene else now
         return Observation(
             self._seat.rank,
             Ending("raised", detail=f"raised {raised}") if raised else Ending("returned"),
@@ -150,10 +153,7 @@ class Rank:
             history=self._recorder.history(),
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
-            hygiene=(
-                *traces(knowing(before, self._recorder.backend_threads)),
-                *(self._relied.changes() if self._relied else ()),
-            ),
+            hygiene=(*hygiene, *(self._relied.changes() if self._relied else ())),
             device_reports=self._noticed(),
             interference=self._interference.found,
             unsupported=unsupported,
