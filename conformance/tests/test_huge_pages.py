@@ -13,12 +13,12 @@ import pytest
 from conformance.workers import huge_pages
 
 _KERNEL = tuple(map(int, platform.release().split("-")[0].split(".")[:2]))
-_CAN = _KERNEL >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir()
+CAN_GATHER = _KERNEL >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir()
 _PATTERN = bytes(range(256)) * 4096  # 1 MiB
 
 
-def huge_kb() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+def huge_kb(pid: int | str = "self") -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
 
 
@@ -36,7 +36,7 @@ def _holds(region: tuple[int, int], memory: mmap.mmap) -> bool:
     return region[0] <= ctypes.addressof(ctypes.c_char.from_buffer(memory)) < region[1]
 
 
-@pytest.mark.skipif(not _CAN, reason="this kernel gathers no memory on request")
+@pytest.mark.skipif(not CAN_GATHER, reason="this kernel gathers no memory on request")
 def test_what_is_gathered_is_huge_and_unchanged(memory: mmap.mmap) -> None:
     before_kb = huge_kb()
     huge_pages.gather()

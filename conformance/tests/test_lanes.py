@@ -27,6 +27,7 @@ from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.surroundings.processes import children_of
 from conformance.tests.processes import all_end, processes_under
+from conformance.tests.test_huge_pages import CAN_GATHER, huge_kb
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
@@ -157,6 +158,7 @@ def test_lanes_share_what_one_zygote_has_imported(tmp_path: Path) -> None:
     with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
         zygote.await_ready()
         assert list(in_lanes(steps_on(zygote), [(1,), (2,)], 2)) == [(True, {"returned"})] * 2
+        assert huge_kb(zygote.pid) > 100_000 or not CAN_GATHER
         assert processes_under(tmp_path) == [zygote.pid]
         assert [path.name for path in zygote.directory.iterdir() if path.is_dir()] == []
     assert processes_under(tmp_path) == []
