@@ -1,4 +1,4 @@
-"""Tells which dictionaries and functions have changed by the words that they consist of, without touching them.
+"""Tells which dictionaries and functions may have changed by the words that they consist of, without touching them.
 
 Whoever looks at an object through Python counts a reference in it. In a forked process the kernel then copies its page:
 3,000 functions cost a new rank 13 ms, and their words 1 ms (CPython 3.11). Where an interpreter keeps no version of
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.errors import instance
+
 _WORD = 8
 #: Nothing lies below; the most that a process can address.
 _LOWEST, _HIGHEST = 2**12, 2**56
@@ -31,31 +33,22 @@ class _Everything:
 
 
 class Words:
-    """The words of some groups of objects as they were when this was made, or at the last `accept`."""
+    """The words of some groups of objects as they were when this was made."""
 
     def __init__(self, groups: Sequence[tuple[Mapping[str, Any], Sequence[FunctionType]]]) -> None:
-        """Note the words of groups of one mapping, a dictionary or a view of it, and some functions.
-
-        They must live as long as this does, and so must what they refer to: else another object may get its place.
-        """
-        self._dictionaries = [_dictionary(mapping) for mapping, _ in groups]
-        addresses = [
-            [*_words_of(dictionary, range(2, dict.__basicsize__ // _WORD)),
-             *itertools.chain.from_iterable(_words_of(function, _CODE) for function in functions)]
-            for dictionary, (_, functions) in zip(self._dictionaries, groups, strict=True)
-        ]  # fmt: skip
+        """Note the words of groups of one mapping, a dictionary or a view of it, and some functions."""
+        watched = [_watched(mapping, functions) for mapping, functions in groups]
+        # They and what functions refer to live as long as this does: else another object may get the same place.
+        self._alive = watched, [_parts(one) for _, functions in groups for one in functions]
+        addresses = [[address for value in values for address in _words_of(value)] for values in watched]
         self._places = (np.array(list(itertools.chain.from_iterable(addresses)), dtype=np.int64) - _LOWEST) // _WORD
         self._groups = np.repeat(np.arange(len(addresses)), [len(each) for each in addresses])
         self._before = self._read()
 
     def changed(self) -> list[int]:
-        """Return which groups differ from before, by their numbers in ascending order."""
+        """Return which groups differ from then, by their numbers in ascending order, also where all was put back."""
         now = self._read()
         return [] if np.array_equal(now, self._before) else np.unique(self._groups[now != self._before]).tolist()
-
-    def accept(self) -> None:
-        """Take what is now for what was before."""
-        self._before = self._read()
 
     def _read(self) -> NDArray[np.uint64]:
         return _MEMORY[self._places]
@@ -80,7 +73,18 @@ def _dictionary(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return dictionary  # type: ignore[no-any-return]
 
 
-def _words_of(value: object, words: Iterable[int]) -> list[int]:
+def _watched(mapping: Mapping[str, Any], functions: Iterable[FunctionType]) -> list[object]:
+    functions = list(functions)
+    return [_dictionary(mapping), *functions, *(one.__kwdefaults__ for one in functions if one.__kwdefaults__)]
+
+
+def _parts(function: FunctionType) -> tuple[object, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _words_of(value: object) -> list[int]:
+    """Return where a dictionary says which it is, in how many words ever, and a function what it runs."""
+    words = range(2, dict.__basicsize__ // _WORD) if isinstance(value, dict) else _CODE
     return [id(value) + word * _WORD for word in words]
 
 
@@ -91,8 +95,7 @@ def _where_code_is() -> tuple[int, ...]:
         """Have what a function may have."""
 
     words = _MEMORY[(id(probe) - _LOWEST) // _WORD :][: FunctionType.__basicsize__ // _WORD].tolist()
-    parts = map(id, (probe.__code__, probe.__defaults__, probe.__kwdefaults__))
-    found = tuple(words.index(part) for part in parts if part in words)
+    found = tuple(words.index(id(part)) for part in _parts(instance(probe, FunctionType)) if id(part) in words)
     return found if len(found) == 3 else ()
 
 

@@ -8,11 +8,11 @@ replaced.
 from __future__ import annotations
 
 import builtins
+import operator
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -35,8 +35,6 @@ _OWN_CODE = (
 )  # fmt: skip
 #: Classes written in C++ that Python code can change all the same.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")
-#: What a call of a function runs, and with what where the caller gives nothing.
-_CODE = tuple(map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
@@ -66,8 +64,14 @@ def inherited() -> ReliedFunctions:
 def inherited_now() -> ReliedFunctions:
     """Return the functions as they are now, for whoever has imported something that may have replaced some."""
     if inherited().changes():
-        inherited.cache_clear()
+        look_anew()
     return inherited()
+
+
+def look_anew() -> None:
+    """Have `inherited` return the functions as they are now, none of them in doubt."""
+    inherited.cache_clear()
+    inherited()
 
 
 class ReliedFunctions:
@@ -79,12 +83,13 @@ class ReliedFunctions:
         self._words = Words([(space.now, space.functions) for space in self._spaces]) if tells_changes() else None
 
     def changes(self) -> tuple[str, ...]:
-        """Return a phrase for every function that is another now."""
+        """Return a phrase for every function that is another now.
+
+        Where torch.compile has wrapped some, or something is another that is no function, such as a counter, names are
+        compared from then on: what is there now may change, too.
+        """
         doubtful = self._spaces if self._words is None else [self._spaces[number] for number in self._words.changed()]
-        changed = [f"function replaced: {space.name}.{name}" for space in doubtful for name in space.changed()]
-        if doubtful and not changed and self._words:  # torch.compile has wrapped some, or it is no function, a counter
-            self._words.accept()
-        return tuple(changed)
+        return tuple(f"function replaced: {space.name}.{name}" for space in doubtful for name in space.changed())
 
 
 class _Space:
@@ -111,7 +116,7 @@ class _Space:
             if now is not value and not _wrapped_by_dynamo(now, value):
                 yield name
         for function, code in zip(self.functions, self._codes, strict=True):
-            if _code(function) != code:
+            if not _same(_code(function), code):
                 yield function.__name__
         is_module = "__file__" in self._all_names
         for name in self.now.keys() - self._all_names:
@@ -122,7 +127,14 @@ class _Space:
 
 
 def _code(function: FunctionType) -> tuple[object, ...]:
-    return tuple(part(function) for part in _CODE)
+    """Return what a call of a function runs, and with what where the caller gives nothing."""
+    keywords = function.__kwdefaults__ or {}
+    return function.__code__, *(function.__defaults__ or ()), *keywords, *keywords.values()
+
+
+def _same(now: Sequence[object], before: Sequence[object]) -> bool:
+    """Whether both are the same objects: what is equal need not be, and a tensor cannot be compared."""
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _is_code(value: object) -> bool:

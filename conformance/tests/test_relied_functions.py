@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from conformance.errors import present
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 
 
@@ -47,6 +49,32 @@ def test_a_method_that_a_class_did_not_have(relied: ReliedFunctions, monkeypatch
 def test_code_that_was_replaced_inside_a_function(relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear.forward, "__code__", nn.Identity.forward.__code__)
     assert relied.changes() == ("function replaced: torch.nn.modules.linear.Linear.forward",)
+
+
+@pytest.mark.parametrize("default", [1.0, torch.ones(2)], ids=["equal", "tensor"])
+def test_a_default_that_was_replaced(relied: ReliedFunctions, default: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module.train, "__defaults__", (default,))
+    assert relied.changes() == ("function replaced: torch.nn.modules.module.Module.train",)
+
+
+def test_a_default_of_a_keyword_that_was_replaced_in_its_place(
+    relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(present(os.fwalk.__kwdefaults__), "follow_symlinks", True)
+    assert relied.changes() == ("function replaced: os.fwalk",)
+
+
+def test_what_has_replaced_a_function_without_harm_is_still_looked_at(
+    relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands for the same at first, and something else later."""
+    equal = list(os.makedirs.__defaults__ or ())
+    monkeypatch.setattr(os.makedirs, "__defaults__", tuple(equal))
+    assert relied.changes() == ()
+    for number in range(100):
+        os.makedirs.__defaults__ = None
+        os.makedirs.__defaults__ = (number, number)
+    assert relied.changes() == ("function replaced: os.makedirs",)
 
 
 def test_a_new_name_that_hides_nothing_is_none_of_them(

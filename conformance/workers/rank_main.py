@@ -74,8 +74,6 @@ def rank_main(seat: Seat, channel: Channel) -> None:
         except EOFError:
             break
         _answer(channel, job.number, rank.run(job))
-        if job.subject != NO_DDP:  # a subject's cycles hold hooks and groups; cheap: the zygote froze earlier objects
-            gc.collect()
 
 
 class Rank:
@@ -143,6 +141,9 @@ class Rank:
             raise
         except BaseException as error:
             raised = Raised.of(error, traceback.format_exc())
+        history = self._recorder.history()
+        if job.subject != NO_DDP:  # its cycles hold hooks and groups; cheap, since the zygote froze earlier objects
+            gc.collect()
         hygiene, now = traces(knowing(before, self._recorder.backend_threads))
         self._left = None if hygiene else now
         return Observation(
@@ -150,7 +151,7 @@ class Rank:
             Ending("raised", detail=f"raised {raised}") if raised else Ending("returned"),
             facts=facts,
             raised=raised,
-            history=self._recorder.history(),
+            history=history,
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
             hygiene=(*hygiene, *(self._relied.changes() if self._relied else ())),

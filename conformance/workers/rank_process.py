@@ -21,7 +21,7 @@ import msgspec
 
 from conformance.recorder import group as recorder_group
 from conformance.surroundings.hygiene import surroundings
-from conformance.surroundings.relied_functions import inherited_now, settle
+from conformance.surroundings.relied_functions import look_anew, settle
 from conformance.workers.channel import Channel
 from conformance.workers.forked import end_process
 from conformance.workers.messages import Job, Seat
@@ -46,7 +46,7 @@ def preload(modules: Sequence[str]) -> None:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
     settle()
     recorder_group.prepare()
-    inherited_now()  # also where ranks have been forked before, and further modules are imported
+    look_anew()  # also where ranks have been forked before, and further modules are imported
     surroundings()  # finds out, once for all ranks, which flags this torch has
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
