@@ -33,8 +33,8 @@ ABOUT_GRADIENTS = (
 #: Programs that are about the class: they derive one from it, read its documentation, or look for what its package
 #: offers for it. What holds a DDP has a class of its own, which may keep these promises or not.
 ABOUT_THE_CLASS = {"derived_wrapper", "documented_names", "replicated_views", "recognised_wrapper"}
-#: So are these: torch's join context and its checkpoints ask for an instance of their own classes, a normalisation of the
-#: DDP's package is that of classes derived from it, and who holds a DDP in a circle does not drop it.
+#: So are these: torch's join context and its checkpoints ask for an instance of their own classes, a DDP's package has
+#: a normalisation for classes that derive from it, and who holds a DDP in a circle does not drop it.
 ASK_FOR_AN_INSTANCE = {"JOIN-27", "COPY-13", "COMPAT-13", "GRAD-42"}
 
 
