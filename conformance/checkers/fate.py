@@ -33,7 +33,7 @@ def no_crash(evidence: Evidence) -> Finding:
     sentences = [f"rank {one.rank} {_death(one)} {_where(one)}" for one in dead]
     lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(dead)]
     thens = [f"{label} {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
-    notes = [_stop_of(other) for other in evidence.by_rank if other not in dead]
+    notes = [*_never_issued(evidence), *(_stop_of(other) for other in evidence.by_rank if other not in dead)]
     for one in dead:
         notes += _attachments(one)
     found = Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes), evidence.about(dead))
@@ -232,6 +232,15 @@ def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, l
             found.append((issued[waiting[0]][first_missing], waiting, absent))
     held_up = {rank for _, waiting, _ in found for rank in waiting}
     return min(found, key=lambda case: (not held_up.isdisjoint(case[2]), case[0].started_ns), default=None)
+
+
+def _never_issued(evidence: Evidence) -> list[str]:
+    """Say what the others had issued and a rank that died had not; nothing where none of them had gone on."""
+    missing = missing_from(evidence.observations)
+    if missing is None or any(evidence.observations[rank].fate.kind not in DEAD for rank in missing[2]):
+        return []
+    collective, waiting, absent = missing
+    return [f"{ranks(waiting).capitalize()} had issued {collective.describe()}, which {ranks(absent)} never did."]
 
 
 def _is_ours(raised: Raised | None) -> bool:

@@ -209,6 +209,7 @@ CRASH  GRAD-01  a gradient MUST be the mean
       rank 1 was killed by SIGKILL in phase backward, step 0
 Let   A = rank 1, last collective all_reduce #0 (512 x float32, sum)
 Then  A was killed by SIGKILL in phase backward, step 0.
+Rank 0 had issued all_reduce #1 (4096 x float32, sum), which rank 1 never did.
 Rank 0 was then ended by the harness, last collective all_reduce #1 (4096 x float32, sum).
 End of rank 1's stderr:
       terminate called after throwing
