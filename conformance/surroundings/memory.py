@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.errors import instance
-
 _WORD = 8
 #: Nothing lies below; the most that a process can address.
 _LOWEST, _HIGHEST = 2**12, 2**56
@@ -78,7 +76,7 @@ def _watched(mapping: Mapping[str, Any], functions: Iterable[FunctionType]) -> l
     return [_dictionary(mapping), *functions, *(one.__kwdefaults__ for one in functions if one.__kwdefaults__)]
 
 
-def _parts(function: FunctionType) -> tuple[object, ...]:
+def _parts(function: Any) -> tuple[object, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
@@ -95,7 +93,7 @@ def _where_code_is() -> tuple[int, ...]:
         """Have what a function may have."""
 
     words = _MEMORY[(id(probe) - _LOWEST) // _WORD :][: FunctionType.__basicsize__ // _WORD].tolist()
-    found = tuple(words.index(id(part)) for part in _parts(instance(probe, FunctionType)) if id(part) in words)
+    found = tuple(words.index(id(part)) for part in _parts(probe) if id(part) in words)
     return found if len(found) == 3 else ()
 
 
