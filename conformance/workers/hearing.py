@@ -207,11 +207,12 @@ class Hearing:
         self._deadline = machine_time.now() + LATE_GRACE_S
 
     def _grant_for_more(self) -> None:
-        """Put the deadline off where it has passed and more of an answer has come."""
+        """Put the deadline off where it has passed and more of an answer has come since it was last put off."""
+        if machine_time.now() < self._deadline or self._num_graces >= _MOST_GRACES:
+            return
         before, now = self._num_bytes, {channel: channel.num_waiting for channel in self._listening}
-        came = len(now) < len(before) or any(num_bytes > before[channel] for channel, num_bytes in now.items())
         self._num_bytes = now
-        if came and machine_time.now() >= self._deadline and self._num_graces < _MOST_GRACES:
+        if len(now) < len(before) or any(num_bytes > before[channel] for channel, num_bytes in now.items()):
             self._grant()
 
     def others(self) -> dict[int, Observation]:
