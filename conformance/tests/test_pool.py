@@ -197,6 +197,19 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
     assert (machine_time.now() >= hearing._deadline) == is_late
 
 
+def test_what_came_before_a_deadline_puts_it_off_whoever_has_looked_since(controller: Controller) -> None:
+    """A rank that gets no processor for a moment at the end of its time has not been silent."""
+    channel: Any = Arriving()
+    hearing = Hearing(
+        controller._zygote, [Seat(0, 1, "gloo", recorded=False)], (), [channel], number=1, deadline_s=60.0
+    )
+    channel.num_waiting = 5
+    hearing._grant_for_more()
+    hearing._deadline = machine_time.now()
+    hearing._grant_for_more()
+    assert machine_time.now() < hearing._deadline
+
+
 def test_other_ranks_run_while_some_are_waited_for(controller: Controller, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -637,6 +638,19 @@ def test_the_first_scenario_of_a_requirement_is_the_same_in_however_many_lanes()
     lanes[1].run(scenario("other"))
     assert lanes[1].run(chosen[2]).warm
     assert not lanes[0].run(chosen[0]).warm
+
+
+def test_whoever_runs_scenarios_is_told_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[frozenset[str]] = []
+
+    def made(*arguments: Any, **options: Any) -> ScenarioRunner:
+        told.append(options["first"])
+        return ScenarioRunner(*arguments, **options)
+
+    monkeypatch.setattr(runner, "ScenarioRunner", made)
+    chosen = [scenario("a"), scenario("b")]
+    runner.run(chosen, MINE, GLOO, native=False, controller=PretendedRanks())
+    assert told == [first_uses(chosen, MINE, GLOO)] == [{chosen[0].id}]
 
 
 def test_what_is_unsupported_has_exercised_nothing() -> None:
