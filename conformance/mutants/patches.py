@@ -26,27 +26,28 @@ from unittest import mock
 from torch import nn
 
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import distributed, reducer, reducer_parts
-from ddp_impl.absences import Absences
-from ddp_impl.anchor import Anchor
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.autograd_threads import BackwardEnds
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.casts import Casts
+from ddp_impl.api import distributed
+from ddp_impl.autograd.anchor import Anchor
+from ddp_impl.autograd.graph_search import GraphSearch
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.threads import BackwardEnds
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.early_moves import EarlyMoves
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
-from ddp_impl.early_moves import EarlyMoves
-from ddp_impl.local_backward import LocalBackward
-from ddp_impl.mixed_precision import PrecisionCaster
-from ddp_impl.order_check import OrderCheck
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.peers import Peers
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import ReducerState
-from ddp_impl.unused_parameters import GraphSearch
+from ddp_impl.module.casts import Casts
+from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer import reducer, reducer_parts
+from ddp_impl.reducer.absences import Absences
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import ReducerState
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire.peers import Peers
 
 #: The method for which a mutant stands, bound to its object.
 Call = Callable[..., Any]

@@ -16,8 +16,8 @@ from conformance.backends.gloo import GLOO
 from conformance.mutants.patches import Call, as_part, replaces
 from conformance.mutants.relay import Relay
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.reducer import Reducer
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.reducer.reducer import Reducer
 
 #: The same classes by another name, in another module.
 ReexportedTorch = TorchDDP

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def reducer_diagram() -> str:
     """Return the table of the reducer's states as a Mermaid diagram; imports no torch."""
-    from ddp_impl.reducer_state import diagram
+    from ddp_impl.reducer.reducer_state import diagram
 
     return diagram()

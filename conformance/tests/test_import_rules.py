@@ -97,13 +97,13 @@ def test_what_may_not_be_imported_is_told() -> None:
         ("conformance.programs.train", "conformance.run.judge", "run does not lie below programs"),
         ("conformance.truth.baton", "conformance.workers.pool", "workers does not lie below truth"),
         ("conformance.checkers.fate", "conformance.backends.gloo", "which has effects"),
-        ("conformance.run.judge", "ddp_impl.reducer", "only mutants, subjects may"),
+        ("conformance.run.judge", "ddp_impl.reducer.reducer", "only mutants, subjects may"),
         ("conformance.chapters.join.contexts", "conformance.chapters.unused.idle_ranks", "move what both need"),
         ("conformance.cli.run", "workshop.page", "which is not installed"),
         ("conformance.no_room.x", "os", "has no tier"),
     ):
         assert said in complaint(own, name)
-    assert complaint("conformance.chapters.join.mutants", "ddp_impl.reducer") == ""
+    assert complaint("conformance.chapters.join.mutants", "ddp_impl.reducer.reducer") == ""
 
 
 #: A room more, or an arrow between two, is a concept more that a reader must keep in mind.

@@ -24,12 +24,12 @@ from conformance.mutants.patches import Call, as_part, replaces
 from conformance.mutants.spoilt import spoils, spoils_work
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import MixedPrecision
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.bucket import Bucket
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.casts import Casts
-from ddp_impl.mixed_precision import PrecisionCaster
-from ddp_impl.reducer import Reducer
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.module.casts import Casts
+from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 

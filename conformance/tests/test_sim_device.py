@@ -54,7 +54,8 @@ import sys
 import torch, torch.distributed as dist
 from datetime import timedelta
 from conformance.backends.sim import SIM
-from ddp_impl import DistributedDataParallel, bucket_planning
+from ddp_impl import DistributedDataParallel
+from ddp_impl.reducer import planning as bucket_planning
 store = dist.FileStore(sys.argv[1], 1)
 group = SIM.create(store, 0, 1, timedelta(seconds=30))
 told = []

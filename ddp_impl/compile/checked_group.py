@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.collectives import finished
+from ddp_impl.wire.collectives import finished
 
 
 def checked(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -18,7 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_impl import messages
+from ddp_impl.base import messages
+from ddp_impl.base.logs import log
+from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.base.tensor_parallel import is_distributed
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind
 from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
@@ -26,10 +30,6 @@ from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.compile.own_graphs import OwnGraphs
 from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
-from ddp_impl.logs import log
-from ddp_impl.messages import enumerate_names
-from ddp_impl.options import BucketCaps
-from ddp_impl.tensor_parallel import is_distributed
 from ddp_impl.torch_internals.compile import (
     Unsupported,
     captures_frames,

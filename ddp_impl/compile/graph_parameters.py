@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.buckets.plan import ParameterSpec
 from ddp_impl.torch_internals.compile import inherit_parameter_sources, set_source, source_of
 from ddp_impl.torch_internals.tensors import is_bound_to_transform
 

@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
+from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.options import BucketCaps
 from ddp_impl.compile.averaging import GroupAlias, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
 from ddp_impl.compile.graph_split import CompilerBackend
-from ddp_impl.groups import size_of
-from ddp_impl.messages import enumerate_names
-from ddp_impl.options import BucketCaps
 from ddp_impl.torch_internals.compile import (
     AotAutograd,
     FakeTensor,
@@ -38,6 +37,7 @@ from ddp_impl.torch_internals.compile import (
     set_source,
     without_autograd_cache,
 )
+from ddp_impl.wire.groups import size_of
 
 
 class InGraphReducer:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ddp_impl.errors import ReductionError
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_impl import collectives
+from ddp_impl.base.options import ReducerOptions
 from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.options import ReducerOptions
-from ddp_impl.peers import Peers
 from ddp_impl.torch_internals.compile import optimize_ddp
 from ddp_impl.torch_internals.tensors import has_tensor_hooks
+from ddp_impl.wire import collectives
+from ddp_impl.wire.peers import Peers
 
 
 class Reduction(enum.Enum):

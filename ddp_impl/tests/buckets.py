@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.options import LARGE_NUMEL
+from ddp_impl.base.options import LARGE_NUMEL
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 
 
 def bucket_of(

@@ -9,7 +9,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
-from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.buckets.plan import ParameterSpec
 from ddp_impl.compile.graph_parameters import AveragedParameters
 
 WIDTH = 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ddp_impl.arrivals import Arrivals
+from ddp_impl.buckets.arrivals import Arrivals
 
 
 def arrivals(bucket_of: list[int], *, num_to_learn_from: int = 0) -> Arrivals:

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddp_impl import DistributedDataParallel, bucket_planning
-from ddp_impl.auto_buckets import MIN_GAIN, NUM_PROFILED, AllReduceCost, Choice, choose_caps, predict
-from ddp_impl.bucket_plan import ParameterSpec, plan_for_order
-from ddp_impl.options import BucketCaps
+from ddp_impl import DistributedDataParallel
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.auto_caps import MIN_GAIN, NUM_PROFILED, AllReduceCost, Choice, choose_caps, predict
+from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
+from ddp_impl.reducer import planning as bucket_planning
 from ddp_impl.tests.ranks import run_ranks
 
 DEFAULT = BucketCaps.from_mb(None, None)

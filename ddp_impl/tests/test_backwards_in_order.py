@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.errors import ReductionError
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.tests.ranks import run_ranks
 
 

@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
-from ddp_impl.options import BucketCaps
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
 
 KINDS = [("float32", "cpu"), ("float16", "cpu"), ("float32", "meta")]
 

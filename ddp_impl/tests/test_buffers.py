@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_impl import DistributedDataParallel, collectives
+from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.torch_internals.tensors import foreach_copy_
+from ddp_impl.wire import collectives
 
 DTYPES = (
     torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bits8,

@@ -16,7 +16,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward  # type: ignore
 from torch.utils.checkpoint import checkpoint
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.mixed_precision import MixedPrecision
+from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.compiled_models import WIDTH, layers
 from ddp_impl.tests.ranks import run_ranks
 

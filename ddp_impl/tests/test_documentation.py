@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ddp_impl
-from ddp_impl.reducer_state import diagram
+from ddp_impl.reducer.reducer_state import diagram
 
 DOCS = Path(ddp_impl.__file__).parent.parent / "docs"
 

@@ -35,7 +35,7 @@ def test_losses_are_those_of_torch(script: str, tmp_path: Path) -> None:
         for case in theirs[rank]:
             expected, got = theirs[rank][case], ours[rank][case]
             assert expected.pop("ddp") == "torch.nn.parallel.distributed.DistributedDataParallel"
-            assert got.pop("ddp") == "ddp_impl.distributed.DistributedDataParallel"
+            assert got.pop("ddp") == "ddp_impl.api.distributed.DistributedDataParallel"
             assert got.pop("is_ddp"), f"{case}: the library no longer recognises its model as wrapped"
             assert expected.pop("is_ddp")
             assert len(expected["losses"]) >= 8

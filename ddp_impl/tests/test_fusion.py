@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.plan import ParameterSpec
 from ddp_impl.compile.averaging import GroupAlias
 from ddp_impl.compile.fusion import AVERAGE, FusedBucket, Fusion, FusionRules, fuse
-from ddp_impl.options import BucketCaps
 from ddp_impl.tests.ranks import group_of_one
 from ddp_impl.torch_internals.tensors import functional_collectives as collective
 

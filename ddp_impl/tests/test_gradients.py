@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddp_impl.gradient_homes import GRAD_ATTRIBUTE
-from ddp_impl.gradients import collect, hand_out
-from ddp_impl.options import LARGE_NUMEL
+from ddp_impl.base.options import LARGE_NUMEL
+from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE
+from ddp_impl.buckets.gradients import collect, hand_out
 from ddp_impl.tests.buckets import bucket_of, gradients_of
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._guards import TracingContext
 
-from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.base.logs import log
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.plan import ParameterSpec
 from ddp_impl.compile.graph_parameters import AveragedParameters, computations
 from ddp_impl.compile.graph_split import SplitBackend, parts, plan_split, split_graph
-from ddp_impl.logs import log
-from ddp_impl.options import BucketCaps
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
     WEIGHT_BYTES,

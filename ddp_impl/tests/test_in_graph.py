@@ -22,9 +22,9 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder as CollectiveRecorder
 from ddp_impl import DistributedDataParallel
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.compile.fusion import Fusion
 from ddp_impl.compile.who_averages import Reduction
-from ddp_impl.errors import ReductionError
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
     WEIGHT_BYTES,
@@ -371,7 +371,7 @@ def test_any_backend_made_by_aot_autograd_is_given_fused_graphs(recorder: Collec
 
 
 def test_casts_of_mixed_precision_are_averaged_in_low_precision(recorder: CollectiveRecorder) -> None:
-    from ddp_impl.mixed_precision import MixedPrecision
+    from ddp_impl.module.mixed_precision import MixedPrecision
 
     model = layers(2)
     ddp = wrap(model, mixed_precision=MixedPrecision(torch.bfloat16))

@@ -17,8 +17,8 @@ import torch
 
 import ddp_impl
 from ddp_impl.__main__ import main
-from ddp_impl.installation import TORCH_DDP, install, is_installed, uninstall
-from ddp_impl.mixed_precision import MixedPrecision
+from ddp_impl.api.installation import TORCH_DDP, install, is_installed, uninstall
+from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.ranks import run_ranks
 
 OUR_DDP: type = ddp_impl.DistributedDataParallel
@@ -142,8 +142,8 @@ def test_script_runs_as_if_python_had_been_given_it(tmp_path: Path) -> None:
     result = command(str(script), "--epochs", "2")
     assert result.returncode == 3, result.stderr
     assert result.stdout.splitlines() == [
-        "spawned ddp_impl.distributed",
-        "main ddp_impl.distributed",
+        "spawned ddp_impl.api.distributed",
+        "main ddp_impl.api.distributed",
         "arguments ['--epochs', '2'] neighbour",
     ]
 

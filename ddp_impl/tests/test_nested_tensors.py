@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_impl import DistributedDataParallel, distributed
-from ddp_impl.nested_tensors import cast, find_tensors, move
+from ddp_impl import DistributedDataParallel
+from ddp_impl.api import distributed
+from ddp_impl.base.nested_tensors import cast, find_tensors, move
 from ddp_impl.tests.ranks import group_of_one
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Told
-from ddp_impl.order_check import OrderCheck
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.wire.forecast import Told
 
 
 def bucket(index: int, *members: int) -> Any:

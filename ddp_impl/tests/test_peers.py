@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from ddp_impl import DistributedDataParallel, peers
-from ddp_impl.errors import CommunicationError, ReplicaMismatchError
-from ddp_impl.logs import log
-from ddp_impl.peers import Peers
-from ddp_impl.slow_waits import SlowWaits
+from ddp_impl import DistributedDataParallel
+from ddp_impl.base.errors import CommunicationError, ReplicaMismatchError
+from ddp_impl.base.logs import log
 from ddp_impl.tests.ranks import group_of_one, run_ranks
+from ddp_impl.wire import peers
+from ddp_impl.wire.peers import Peers
+from ddp_impl.wire.slow_waits import SlowWaits
 
 
 class Group(dist.ProcessGroup):

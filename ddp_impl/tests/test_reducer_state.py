@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ddp_impl
-from ddp_impl.errors import IllegalEventError
-from ddp_impl.reducer_state import TRANSITIONS, Action, BucketPhase, Event, Phase, ReducerState, diagram
+from ddp_impl.base.errors import IllegalEventError
+from ddp_impl.reducer.reducer_state import TRANSITIONS, Action, BucketPhase, Event, Phase, ReducerState, diagram
 
 NUM_BUCKETS = 3
 #: Events that the outside world sends as it likes; the others follow from what the reducer does.

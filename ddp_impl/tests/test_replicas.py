@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_impl.options import BucketCaps, ReducerOptions
-from ddp_impl.replicas import Digest, Replica, _first_reordered, describe, first_difference, first_misplaced
-from ddp_impl.wrapped_module import managed_parameters
+from ddp_impl.base.options import BucketCaps, ReducerOptions
+from ddp_impl.module.replicas import Digest, Replica, _first_reordered, describe, first_difference, first_misplaced
+from ddp_impl.module.wrapped_module import managed_parameters
 
 
 def replica(module: nn.Module | None = None, ignored: tuple[str, ...] = (), **options: Any) -> Replica:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from ddp_impl import DistributedDataParallel, MixedPrecision
-from ddp_impl.replicated_view import replicated_parameters
+from ddp_impl.api.replicated_view import replicated_parameters
 from ddp_impl.tests.ranks import run_ranks
 
 WORLD_SIZE = 2

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddp_impl.telemetry import Telemetry, now_ns
+from ddp_impl.base.telemetry import Telemetry, now_ns
 
 _HOUR_NS = 3600 * 10**9
 #: By how much two clocks that are read one after the other may be apart.

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 
-from ddp_impl import DistributedDataParallel, collectives
-from ddp_impl.backwards import Participant
-from ddp_impl.errors import ReductionError
-from ddp_impl.reducer_state import Phase
+from ddp_impl import DistributedDataParallel
+from ddp_impl.autograd.backwards import Participant
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.reducer.reducer_state import Phase
 from ddp_impl.tests.ranks import group_of_one
+from ddp_impl.wire import collectives
 
 
 class Forgetful(nn.Module):

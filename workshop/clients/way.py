@@ -23,6 +23,6 @@ class Way:
 
 
 TORCH = Way("torch", "torch.nn.parallel.distributed.DistributedDataParallel")
-_OURS = "ddp_impl.distributed.DistributedDataParallel"
+_OURS = "ddp_impl.api.distributed.DistributedDataParallel"
 BY_IMPORT = Way("import", _OURS, module="ddp_impl")
 BY_LAUNCHER = Way("python -m ddp_impl", _OURS, launcher=("-m", "ddp_impl"))

@@ -55,7 +55,7 @@ def test_a_script_that_never_has_the_ddp_shows_nothing() -> None:
     """Otherwise a library that stopped using the DDP would be equal forever."""
     (sam,) = load_clients(FOLDER, ["sam"])
     unchanged = tried(sam, dataclasses.replace(BY_IMPORT, module=""), FOLDER)
-    assert unchanged.error == "rank 0 recorded no model of class ddp_impl.distributed.DistributedDataParallel"
+    assert unchanged.error == "rank 0 recorded no model of class ddp_impl.api.distributed.DistributedDataParallel"
 
 
 @pytest.mark.parametrize(("result", "status"), [(Result.SAME, 0), (Result.TORCH_FAULT, 0), (Result.DIFFERS, 1)])

@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.local_backward import LocalBackward
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import Phase
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import Phase
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(TorchDDP, "no_sync")

@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.options import BucketCaps
-from ddp_impl.order_check import OrderCheck
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import BucketPhase, ReducerState
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import BucketPhase, ReducerState
 
 
 @replaces(TorchDDP, "__init__")
@@ -45,7 +45,7 @@ def _mean_but_for_last(group: dist.ProcessGroup, bucket: GradBucket) -> Future[T
 @replaces(Ours, "_attach_reducer")
 def MixesDtypes(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients of different dtypes share a bucket, in the dtype of the first."""
-    with mock.patch("ddp_impl.reducer.BucketPlanning", _OneKind):
+    with mock.patch("ddp_impl.reducer.reducer.BucketPlanning", _OneKind):
         attach_reducer(members)
 
 

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives
-from ddp_impl.buffers import broadcast_state
-from ddp_impl.parameter_watch import ParameterWatch
+from ddp_impl.api.buffers import broadcast_state
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.wire import collectives
 
 
 @replaces(TorchDDP, "_sync_buffers")

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import replicated_view, sync_batch_norm
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.reducer import Reducer
+from ddp_impl.api import replicated_view
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.module import sync_batch_norm
+from ddp_impl.reducer.reducer import Reducer
 
 
 class SaysNothing(Ours):

@@ -18,13 +18,13 @@ from torch.distributed.algorithms.join import Join
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_plan import BucketPlan
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.errors import ReductionError
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.reducer import Reducer
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.plan import BucketPlan
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(BucketReduction, "refuse")
@@ -75,14 +75,14 @@ def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: A
 @replaces(BucketReduction, "_hand_out")
 def KeepsTheOldLayout(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
-    with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
+    with mock.patch("ddp_impl.buckets.gradients._new_gradient", lambda parameter, view: view.clone()):
         hand_out(bucket, buffer, used)
 
 
 @replaces(BucketReduction, "_collected")
 def KeepsTheOldViews(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
-    with mock.patch("ddp_impl.gradients._is_laid_out_as", return_value=True):
+    with mock.patch("ddp_impl.buckets.gradients._is_laid_out_as", return_value=True):
         return collected(bucket)
 
 
@@ -111,7 +111,7 @@ def TakesStandInsForAll(ddp: Ours, call: Call, *args: Any) -> Any:
 @replaces(BucketReduction, "_collected")
 def AveragesWhatIsFrozen(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a frozen parameter whose hook autograd still calls counts as used."""
-    with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
+    with mock.patch("ddp_impl.reducer.reduction.frozen_in", return_value=set()):
         return collected(bucket)
 
 
@@ -269,5 +269,5 @@ _KEPT: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictiona
 @replaces(Ours, "forward")
 def TiesParameters(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a parameter that a forward returns is a copy, where the forward reaches frozen parameters alone."""
-    with mock.patch("ddp_impl.anchor.nn.Parameter", ()):
+    with mock.patch("ddp_impl.autograd.anchor.nn.Parameter", ()):
         return forward(*inputs, **kwargs)

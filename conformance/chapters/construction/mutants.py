@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_map
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import copied_state, distributed, replicas
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.replicas import Replica, ReplicatedParameter
+from ddp_impl.api import copied_state, distributed
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.module import replicas
+from ddp_impl.module.replicas import Replica, ReplicatedParameter
 
 
 @replaces(Ours, "_attach_reducer")

@@ -10,7 +10,7 @@ from torch import nn
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.peers import Peers
+from ddp_impl.wire.peers import Peers
 
 
 @replaces(Ours, "__getstate__")

@@ -9,8 +9,8 @@ from torch import nn
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(Ours, "_attach_reducer")

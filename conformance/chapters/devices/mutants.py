@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from conformance.mutants.bases import NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.autograd_threads import BackwardEnds
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer import Reducer
+from ddp_impl.autograd.threads import BackwardEnds
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(BucketReduction, "_wait_for")
@@ -76,7 +76,7 @@ def ReadsUsageInEachStep(usage: ParameterUsage, end_agreeing: Call) -> None:
 @replaces(BucketReduction, "tell_others")
 def TellsOthersOnTheDevice(reduction: BucketReduction, tell_others: Call, coming: Sequence[bool]) -> None:
     """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
-    with mock.patch("ddp_impl.forecast.reduces_on_host", return_value=False):
+    with mock.patch("ddp_impl.wire.forecast.reduces_on_host", return_value=False):
         tell_others(coming)
 
 

@@ -11,13 +11,13 @@ import torch
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives
-from ddp_impl.bucket import Bucket, GradBucket
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.comm_hooks.registration import BoundHook
-from ddp_impl.groups import size_of
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer import Reducer
+from ddp_impl.buckets.bucket import Bucket, GradBucket
+from ddp_impl.buckets.comm_hooks import BoundHook
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire import collectives
+from ddp_impl.wire.groups import size_of
 
 
 def _wait_only(work: Any, *_: Any) -> None:

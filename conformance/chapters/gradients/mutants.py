@@ -18,22 +18,23 @@ from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-import ddp_impl.marks
+import ddp_impl.autograd.marks
 from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives, distributed
-from ddp_impl.anchor import Anchor
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_plan import BucketPlan
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.local_backward import LocalBackward
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import Event, Phase
-from ddp_impl.unused_parameters import GraphSearch
+from ddp_impl.api import distributed
+from ddp_impl.autograd.anchor import Anchor
+from ddp_impl.autograd.graph_search import GraphSearch
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.plan import BucketPlan
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import Event, Phase
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire import collectives
 
 
 @replaces(TorchDDP, "__init__")
@@ -351,7 +352,7 @@ def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: 
 @replaces(BucketReduction, "launch")
 def ReducesSharedMemory(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: a large gradient is reduced where it is, also where another one is in the same place."""
-    with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
+    with mock.patch("ddp_impl.buckets.gradients.owns_its_memory", return_value=True):
         launch(bucket)
 
 
@@ -373,7 +374,7 @@ def DividesWhatHasMovedTwice(reduction: BucketReduction, collected: Call, bucket
 @replaces(BucketReduction, "_collected")
 def MultipliesByZero(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
-    with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
+    with mock.patch("ddp_impl.buckets.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
         return collected(bucket)
 
 
@@ -526,14 +527,14 @@ def LooksForNodesWithinTransforms(search: GraphSearch, uses_any: Call, outputs: 
 @replaces(Anchor, "tie")
 def TiesWithinTransforms(anchor: Anchor, tie: Call, *arguments: Any) -> Any:
     """BUG: what ties an output that uses no parameter belongs to the function transform around the forward."""
-    with mock.patch.object(ddp_impl.marks, "outside_transforms", contextlib.nullcontext):
+    with mock.patch.object(ddp_impl.autograd.marks, "outside_transforms", contextlib.nullcontext):
         return tie(*arguments)
 
 
 @replaces(Anchor, "tie")
 def TiesApart(anchor: Anchor, tie: Call, *arguments: Any) -> Any:
     """BUG: an output that uses no parameter is tied apart from what shares its memory, as far as autograd knows."""
-    with mock.patch.object(ddp_impl.marks, "owner_in_graph", return_value=None):
+    with mock.patch.object(ddp_impl.autograd.marks, "owner_in_graph", return_value=None):
         return tie(*arguments)
 
 
@@ -545,8 +546,8 @@ def MarksApart(ddp: Ours, post_forward: Call, output: Any) -> Any:
 
 
 def _marked_apart(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
-    with mock.patch.object(ddp_impl.marks, "owner_in_graph", return_value=None):
-        return ddp_impl.marks.marked(output, tensors, since)
+    with mock.patch.object(ddp_impl.autograd.marks, "owner_in_graph", return_value=None):
+        return ddp_impl.autograd.marks.marked(output, tensors, since)
 
 
 @replaces(Ours, "_post_forward")
@@ -559,18 +560,18 @@ def MarksWhatWasThere(ddp: Ours, post_forward: Call, output: Any) -> Any:
 @replaces(Ours, "_post_forward")
 def TakesHooksAway(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: beside another wrapper a view that forward returns is viewed anew, without the hooks on it."""
-    with mock.patch.object(ddp_impl.marks, "is_more_than_a_view", return_value=False):
+    with mock.patch.object(ddp_impl.autograd.marks, "is_more_than_a_view", return_value=False):
         return post_forward(output)
 
 
 @replaces(Ours, "_post_forward")
 def GivesZerosForNone(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: beside another wrapper, an output that gets no gradient hands zeros on."""
-    with mock.patch.object(ddp_impl.marks._Identity, "forward", staticmethod(_materializing)):
+    with mock.patch.object(ddp_impl.autograd.marks._Identity, "forward", staticmethod(_materializing)):
         return post_forward(output)
 
 
-_identity = ddp_impl.marks._Identity.forward
+_identity = ddp_impl.autograd.marks._Identity.forward
 
 
 def _materializing(ctx: Any, *arguments: Any) -> Tensor:

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket import Bucket
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.join import UnevenInputs
+from ddp_impl.api.join import UnevenInputs
+from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(TorchDDP, "register_comm_hook", "_register_builtin_comm_hook", "_register_buffer_comm_hook")

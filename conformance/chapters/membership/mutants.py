@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.peers import Peers
-from ddp_impl.reducer import Reducer
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.wire import collectives
+from ddp_impl.wire.peers import Peers
 
 
 @replaces(Reducer, "reset")

@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_map
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import casts, distributed, mixed_precision, replicas
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.casts import Casts
-from ddp_impl.mixed_precision import PrecisionCaster
-from ddp_impl.replicas import Replica
+from ddp_impl.api import distributed
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.module import casts, mixed_precision, replicas
+from ddp_impl.module.casts import Casts
+from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.module.replicas import Replica
 
 
 @replaces(Ours, "_attach_reducer")

@@ -15,20 +15,23 @@ from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards, distributed, iteration, replicas
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.forecast import Told
-from ddp_impl.local_backward import LocalBackward
-from ddp_impl.optimizer_in_backward import step_parameters
-from ddp_impl.order_check import OrderCheck
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.peers import Peers
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import Phase
+from ddp_impl.api import distributed
+from ddp_impl.autograd import backwards
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.module import replicas
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer import iteration
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.optimizer_in_backward import step_parameters
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import Phase
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire.forecast import Told
+from ddp_impl.wire.peers import Peers
 
 
 @as_part

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.buffers import broadcast_state
-from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.api.buffers import broadcast_state
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire import collectives
 
 
 @replaces(BucketReduction, "_hand_out")
@@ -116,14 +116,14 @@ def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: 
     def broadcast_some(tensors: Sequence[Tensor], *rest: Any) -> None:
         broadcast_state(tensors[:64], *rest)
 
-    with mock.patch("ddp_impl.copied_state.broadcast_state", broadcast_some):
+    with mock.patch("ddp_impl.api.copied_state.broadcast_state", broadcast_some):
         synchronise_state(with_buffers, group_src)
 
 
 @replaces(Ours, "_synchronise_state", "_sync_buffers")
 def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
     """BUG: of what does not fit into one broadcast, only the first one is sent."""
-    with mock.patch("ddp_impl.collectives._rounds_of_chunks", _first_chunks):
+    with mock.patch("ddp_impl.wire.collectives._rounds_of_chunks", _first_chunks):
         call(*args)
 
 
@@ -131,7 +131,7 @@ def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
 def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
     all_dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    with mock.patch("ddp_impl.collectives._SENT_AS_THEY_ARE", all_dtypes):
+    with mock.patch("ddp_impl.wire.collectives._SENT_AS_THEY_ARE", all_dtypes):
         synchronise_state(with_buffers, group_src)
 
 

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
-from ddp_impl.absences import Absences
-from ddp_impl.arrivals import Arrivals
-from ddp_impl.bucket import Bucket
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.reducer import Reducer
+from ddp_impl.buckets.arrivals import Arrivals
+from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.reducer.absences import Absences
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 class IgnoresStaticGraph(TorchDDP):

@@ -14,13 +14,14 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives, early_moves, gradients
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_planning import BucketPlanning
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.early_moves import EarlyMoves
-from ddp_impl.reducer import Reducer
-from ddp_impl.telemetry import Telemetry, now_ns
+from ddp_impl.base.telemetry import Telemetry, now_ns
+from ddp_impl.buckets import early_moves, gradients
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.wire import collectives
 
 
 @replaces(Reducer, "_finalize")

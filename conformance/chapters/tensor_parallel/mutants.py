@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import replicas
-from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.gradient_homes import GradientHome
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.reducer import Reducer
-from ddp_impl.tensor_parallel import local_tensor, set_local_gradient
+from ddp_impl.base.tensor_parallel import local_tensor, set_local_gradient
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.gradient_homes import GradientHome
+from ddp_impl.module import replicas
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(Ours, "__init__")

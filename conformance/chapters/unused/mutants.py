@@ -11,14 +11,14 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
-from ddp_impl.absences import Absences
-from ddp_impl.bucket import Bucket
-from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.errors import ReductionError
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import Event
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.absences import Absences
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import Event
+from ddp_impl.reducer.reduction import BucketReduction
 
 
 @replaces(ActsAfterBackward, "after_reduced")

@@ -18,13 +18,13 @@ from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import logs
-from ddp_impl.autograd_hooks import AutogradHooks
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.base import logs
+from ddp_impl.base.options import BucketCaps
+from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.who_averages import Reduction
-from ddp_impl.options import BucketCaps
 
 
 @replaces(TorchDDP, "_inside_ddp_forward")

@@ -13,13 +13,13 @@ from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.reducer import Reducer
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import BucketReduction
 from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
 

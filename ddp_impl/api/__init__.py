@@ -1,0 +1,1 @@
+"""The wrapper: torch's arguments, attributes and methods, join, copies."""

@@ -1,0 +1,148 @@
+"""Checks of the constructor's arguments, before anything is done."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Joinable
+
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.torch_internals.distributed import GroupBackend
+
+
+def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: Any) -> None:
+    """Raise `TypeError` or `ValueError` for arguments that contradict each other."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"DistributedDataParallel wraps an nn.Module; got {type(module).__name__}")
+    if (delayed is None) != (delay_trigger is None):
+        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce must be given together")
+    if delayed is not None:
+        known = dict(module.named_parameters(remove_duplicate=False))
+        for name, parameter in delayed:
+            if known.get(name) is not parameter:
+                raise ValueError(
+                    f"delay_all_reduce_named_params: '{name}' is not the name of the parameter given with it; names "
+                    "are those of module.named_parameters()"
+                )
+        if not any(delay_trigger is parameter for parameter in known.values()) or not delay_trigger.requires_grad:
+            raise ValueError("param_to_hook_all_reduce must be a parameter of the module that requires a gradient")
+    if device_ids is not None and len(device_ids) > 1:
+        raise ValueError(
+            f"device_ids can only be None or contain a single element: one process drives one device; got {device_ids}"
+        )
+
+
+def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradient_as_bucket_view: bool) -> None:
+    """Raise `ValueError` where a DDP in `module` averages one of `members`, and a bucket of one of the two holds it.
+
+    A gradient can live in one bucket only; the outer DDP would average what the inner one's all-reduce is writing.
+    Parameters that are frozen, or that the inner one ignores, it does not average.
+    """
+    averaged = {id(member.parameter) for member in members}
+    for name, inner in module.named_modules():
+        is_ddp = isinstance(inner, Joinable) and hasattr(inner, "reducer")
+        if not is_ddp or not (gradient_as_bucket_view or getattr(inner, "gradient_as_bucket_view", False)):
+            continue
+        twice = next((own for own, parameter in _averaged_by(inner) if id(parameter) in averaged), None)
+        if twice is not None:
+            raise ValueError(
+                f"module contains {f'at {name!r} ' if name else ''}a {type(inner).__name__}, which averages the "
+                f"gradient of its '{twice}' already; with gradient_as_bucket_view it can live in the buckets of one "
+                "DDP only. Wrap the whole module once, leave gradient_as_bucket_view out of both, or have one of them "
+                "ignore it (_set_params_and_buffers_to_ignore_for_model)"
+            )
+
+
+def _averaged_by(ddp: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield names and parameters that require a gradient and that `ddp`, of whatever make, does not ignore."""
+    for name, parameter in ddp.module.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore:
+            yield name, parameter
+
+
+def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
+    """Return the group to average over; raises `RuntimeError` when there is none or more than one answer."""
+    if process_group is not None and device_mesh is not None:
+        raise RuntimeError("Cannot specify both process_group and device_mesh arguments. Give one of them")
+    if device_mesh is not None:
+        if device_mesh.ndim != 1:
+            raise RuntimeError(
+                f"Only 1D device mesh is supported, that of data parallelism, but got {device_mesh}. "
+                "Slice a larger mesh, e.g. mesh['dp']"
+            )
+        return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
+    if process_group is not None:
+        return _checked_group(process_group)
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "Default process group has not been initialized: call torch.distributed.init_process_group before "
+            "wrapping a module, or pass process_group"
+        )
+    return cast(dist.ProcessGroup, dist.group.WORLD)
+
+
+def _checked_group(group: Any) -> dist.ProcessGroup:
+    """Return `group` if this process can communicate in it; raises `TypeError` or `ValueError` saying what it is."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "process_group is GroupMember.NON_GROUP_MEMBER: this rank is not in the group that new_group has made. "
+            "Wrap the module on the ranks of the group only"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        is_backend = isinstance(group, GroupBackend)
+        raise TypeError(
+            f"process_group must be a torch.distributed.ProcessGroup; got {type(group).__name__}"
+            + (
+                ", which is the backend of one. Let torch.distributed.new_group make the group, or make one of it: "
+                "group = ProcessGroup(rank, size); group._register_backend(device, backend_type, backend)"
+                if is_backend
+                else ", which torch.distributed.new_group does not return"
+            )
+        )
+    return group
+
+
+def resolve_devices(
+    members: Sequence[ManagedParameter], device_ids: Any, output_device: Any
+) -> tuple[list[int] | None, int | None]:
+    """Return the device index to move inputs to and that of the outputs; (None, None) for CPU and several devices."""
+    devices = {member.parameter.device for member in members}
+    if not device_ids or len(devices) > 1 or next(iter(devices)).type == "cpu":
+        if device_ids or output_device:
+            raise ValueError(
+                "device_ids and output_device arguments only work with modules on a single accelerator; got "
+                f"device_ids={device_ids}, output_device={output_device} and parameters on "
+                f"{', '.join(sorted(map(str, devices)))}"
+            )
+        return None, None
+    index = _device_index(device_ids[0])
+    return [index], index if output_device is None else _device_index(output_device)
+
+
+def buffer_policy(broadcast: bool | None, forward_sync: bool | None) -> tuple[bool, bool]:
+    """Return whether buffers are copied (before forward, at construction), from the old argument and the new one."""
+    if broadcast is not None:
+        warnings.warn(
+            "broadcast_buffers is ignored, because forward_sync_buffers is given too"
+            if forward_sync is not None
+            else "broadcast_buffers is deprecated; use forward_sync_buffers (which, unlike broadcast_buffers=False, "
+            "still copies buffers at construction)",
+            FutureWarning,
+            stacklevel=3,
+        )
+    if forward_sync is not None:
+        return forward_sync, True
+    effective = True if broadcast is None else broadcast
+    return effective, effective
+
+
+def _device_index(device: int | str | torch.device) -> int:
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return torch.accelerator.current_device_index() if index is None else index

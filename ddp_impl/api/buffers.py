@@ -1,0 +1,65 @@
+"""Module state that is copied instead of averaged: buffers before forward, everything once at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddp_impl.wire import collectives
+from ddp_impl.wire.groups import rank_in
+
+
+def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[str, Tensor]:
+    """Return the buffers that DDP copies from one rank to all others, by name.
+
+    The wrapper calls it before each forward, because a module may replace its buffers (pytorch/pytorch#63916). Those on
+    the meta device hold no data to copy.
+    """
+    return {name: buffer for name, buffer in module.named_buffers() if name not in ignored and not buffer.is_meta}
+
+
+def refuse_sparse(buffers: Mapping[str, Tensor]) -> None:
+    """Raise `RuntimeError` naming a buffer that cannot be copied: values of a sparse one have no place of their own."""
+    for name, buffer in buffers.items():
+        if buffer.layout is not torch.strided:
+            raise RuntimeError(
+                f"buffer '{name}' has layout {buffer.layout}, and only dense buffers can be copied from rank 0. Keep "
+                "it dense (to_dense()), take it out of the buffers, or name it, before wrapping, in "
+                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
+            )
+
+
+def broadcast_state(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup, device: torch.device, group_src: int = 0
+) -> None:
+    """Overwrite `tensors` with those of the group's rank `group_src`, whatever device each is on.
+
+    A tensor on another kind of device than `device` (say a CPU buffer in a module on an accelerator,
+    pytorch/pytorch#109103) travels through `device`, since the group's backend may serve only that one.
+    All ranks must call it.
+    """
+    if {found.type for found in set(map(attrgetter("device"), tensors))} <= {device.type}:  # in C, as mostly
+        collectives.broadcast_coalesced(tensors, group, group_src)
+        return
+    here = [tensor for tensor in tensors if tensor.device.type == device.type]
+    collectives.broadcast_coalesced(here, group, group_src)
+    elsewhere = [tensor for tensor in tensors if tensor.device.type != device.type]
+    if elsewhere:
+        moved = [tensor.detach().to(device) for tensor in elsewhere]
+        collectives.broadcast_coalesced(moved, group, group_src)
+        for tensor, copy in zip(elsewhere, moved, strict=True):
+            tensor.data.copy_(copy)
+
+
+def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
+    """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
+    rank = torch.full((1,), rank_in(group) if candidate else -1, device=device)
+    collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
+    chosen = int(rank.item())
+    if chosen < 0:
+        raise RuntimeError("no rank of the group offered its model, although one has joined last")
+    return chosen

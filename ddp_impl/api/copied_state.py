@@ -1,0 +1,122 @@
+"""`CopiedState`: what a wrapper copies from one rank to all instead of averaging it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddp_impl.api.buffers import agree_on_rank, broadcast_state, refuse_sparse, synchronised_buffers
+from ddp_impl.base.tensor_parallel import local_tensors
+from ddp_impl.buckets.comm_hooks import BufferHook, BufferHookLocation
+from ddp_impl.reducer.reducer import Reducer
+
+
+class CopiedState:
+    """Base class of the wrapper, which has the attributes that are declared here: copies parameters and buffers.
+
+    `forward_sync_buffers`: a forward that follows a synchronised one copies buffers. `_has_buffers`: as far as known.
+    """
+
+    module: nn.Module
+    parameters_to_ignore: set[str]
+    process_group: dist.ProcessGroup
+    device: torch.device
+    reducer: Reducer
+    forward_sync_buffers: bool
+    require_forward_param_sync: bool
+    _buffer_hook: BufferHook | None
+    _has_buffers: bool
+    _join_config: Any
+
+    @property
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore}
+
+    @property
+    def _module_parameters(self) -> list[nn.Parameter]:
+        return list(self._named_parameters.values())
+
+    def _names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
+        """Return the names of what `_synchronise_state` copies, by kind."""
+        return {"parameters": self._named_parameters, "buffers": self.named_module_buffers if with_buffers else ()}
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward will copy rank 0's buffers to all ranks."""
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Deprecated name of `forward_sync_buffers`."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    @property
+    def named_module_buffers(self) -> dict[str, Tensor]:
+        """The buffers that are copied before forward, by name."""
+        return synchronised_buffers(self.module, self.parameters_to_ignore)
+
+    @property
+    def modules_buffers(self) -> list[Tensor]:
+        """The buffers that are copied before forward."""
+        return list(self.named_module_buffers.values())
+
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, before this forward."""
+        before = self._buffer_hook is None or self._buffer_hook.location is BufferHookLocation.PRE_FORWARD
+        return before and self.will_sync_module_buffers()
+
+    def _check_sync_bufs_post_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, after this forward."""
+        after = self._buffer_hook is not None and self._buffer_hook.location is BufferHookLocation.POST_FORWARD
+        return after and self.will_sync_module_buffers()
+
+    def _sync_buffers(self, authoritative: bool = True) -> None:
+        """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""
+        buffers = self.named_module_buffers
+        self._has_buffers = bool(buffers)
+        if self._buffer_hook is not None:
+            self.reducer.check_finished()
+            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
+                self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
+            return
+        refuse_sparse(buffers)
+        source = 0
+        if self._join_config.enable:
+            with self.reducer.between_backwards("which rank's buffers are copied"):
+                source = agree_on_rank(self.process_group, self.device, authoritative)
+        with self.reducer.between_backwards(f"the buffers of rank {source}"):
+            broadcast_state(local_tensors(buffers.values()), self.process_group, self.device, source)
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
+    ) -> None:
+        """Let `hook(state, {name: buffer})` synchronise buffers, before or after each forward, on every rank.
+
+        It may return futures, which are waited for when the backward ends.
+        """
+        if not callable(hook):
+            raise TypeError(f"a buffer comm hook must be callable; got {type(hook).__name__}")
+        self._buffer_hook = BufferHook(hook, state, BufferHookLocation[comm_hook_location.name])
+
+    def _default_broadcast_coalesced(
+        self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
+        buffers = self.modules_buffers if bufs is None else list(bufs)
+        with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
+            broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
+
+    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        tensors = local_tensors(self._module_parameters)
+        if with_buffers:
+            buffers = self.named_module_buffers
+            refuse_sparse(buffers)
+            tensors += local_tensors(buffers.values())
+        broadcast_state(tensors, self.process_group, self.device, group_src)

@@ -1,0 +1,448 @@
+"""`DistributedDataParallel`: the module that wraps a module, with torch 2.13's arguments, attributes and methods."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable
+
+from ddp_impl.api.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
+from ddp_impl.api.join import JoinedWrapper
+from ddp_impl.api.logging_data import logging_data
+from ddp_impl.api.torch_names import TorchSurface, refuse_unheard_overrides
+from ddp_impl.autograd import backwards
+from ddp_impl.autograd.hooks import is_averaged
+from ddp_impl.autograd.marks import marked
+from ddp_impl.base.nested_tensors import find_tensors, move
+from ddp_impl.base.options import BucketCaps, ReducerOptions
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.comm_hooks import BufferHook, bind_hook, builtin_hook
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
+from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.graph_parameters import AveragedParameters
+from ddp_impl.compile.local_gradients import LocalGradients
+from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_capture, in_graph
+from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
+from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.module.replicas import describe, verify_replicas
+from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
+from ddp_impl.module.wrapped_module import device_type, managed_parameters, refuse_expanded
+from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reducer_state import Phase
+from ddp_impl.torch_internals.compile import frame_callback
+from ddp_impl.torch_internals.modules import ignored_names
+from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms
+from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES
+from ddp_impl.wire.groups import backend_of, rank_in, size_of
+from ddp_impl.wire.peers import Peers
+
+#: Attributes that a pickled copy makes anew.
+_OF_THIS_PROCESS = (
+    "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
+    "_local_gradients", "_peers", "_in_use", "_outputs_in_use",
+)  # fmt: skip
+
+
+class _InUse:
+    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward."""
+
+
+# A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
+# pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
+@nn.parallel.DistributedDataParallel.register
+class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
+    """Averages a module's gradients over a process group during backward.
+
+    `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
+
+    Construction, forward in training and backward are collective: every rank of the group must go through them in the
+    same order. Arguments have the names, order and meaning of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
+
+    Args:
+        module: what to train; all its parameters on one kind of device.
+        device_ids: for a module on one accelerator, its index in a list of one; inputs are then moved there.
+        output_device: the device of a single-accelerator module's outputs; only checked, as in torch.
+        dim: the dimension that torch's `scatter` would split; kept for compatibility.
+        broadcast_buffers: deprecated form of `forward_sync_buffers`; False also keeps buffers out of `init_sync`.
+        init_sync: compare the modules of all ranks and copy rank 0's parameters and buffers to all.
+        process_group: whose ranks to average over; the default group if None.
+        bucket_cap_mb: MiB of gradients per all-reduce; 25, with a first bucket of 1, if None. "auto": chosen after
+            three iterations, from measured times of computation and communication.
+        find_unused_parameters: allow parameters without a gradient, which may differ between ranks and steps.
+        check_reduction: deprecated, has no effect.
+        gradient_as_bucket_view: let gradients live in the communication buckets.
+        static_graph: promise that every iteration uses the same parameters in the same way.
+        delay_all_reduce_named_params: names and parameters whose gradients are held back.
+        param_to_hook_all_reduce: the parameter whose gradient they wait for; in the first iteration, for all others.
+        mixed_precision: a `MixedPrecision`: compute and reduce in lower precision, keep parameters in full.
+        device_mesh: a 1-D mesh, instead of `process_group`.
+        skip_all_reduce_unused_params: with `find_unused_parameters`, do not communicate buckets that no rank used.
+        bucket_cap_mb_list: MiB per bucket in launch order, the last for all further ones.
+        batched_grad_copy: accepted; copies between gradients and buckets are always batched here.
+        forward_sync_buffers: copy rank 0's buffers to all ranks before each forward that follows a synchronised one.
+
+    Raises:
+        RuntimeError: no parameter requires a gradient; a parameter is uninitialised; ranks wrap different modules
+            (on every rank, naming the parameter); no default process group.
+        ValueError: arguments that contradict each other or the module's devices.
+        TypeError: `module` is not an `nn.Module`; a subclass overrides what torch's class calls and this one does not.
+
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | Literal["auto"] | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+    ) -> None:
+        super().__init__()
+        Joinable.__init__(self)
+        refuse_unheard_overrides(type(self), DistributedDataParallel)
+        check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
+        precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+        if precision is not None:
+            precision.check_can_cast(module)
+        if check_reduction:
+            warnings.warn("check_reduction has no effect and will go away; leave it out", FutureWarning, stacklevel=2)
+        self.process_group = resolve_group(process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self._peers = Peers(self.process_group)
+        self.parameters_to_ignore = set(ignored_names(module))
+        with self._peers.telling("construction"):
+            members = managed_parameters(module, self.parameters_to_ignore)
+            check_nested(module, members, gradient_as_bucket_view)
+            self.device_type = device_type(module, self.parameters_to_ignore)
+            self.device = members[0].parameter.device
+            self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
+            self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
+            check_sync_batch_norm(module, self.device_type)
+
+        self.module = module
+        self.dim = dim
+        self.batched_grad_copy = batched_grad_copy
+        self.mixed_precision = mixed_precision
+        self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
+        self.broadcast_bucket_size = BROADCAST_CHUNK_BYTES
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self.forward_sync_buffers, init_sync_buffers = buffer_policy(broadcast_buffers, forward_sync_buffers)
+        self._divide_by_initial_world_size = True
+        self._comm_hook: tuple[Any, Any] | None = None
+        self._buffer_hook: BufferHook | None = None
+        self._lazy_init_ran = False
+        self._began = 0  #: how many nodes there were when the last forward began
+        self._authoritative_rank = 0
+        self._has_buffers = bool(self.modules_buffers)
+        self._options = ReducerOptions(
+            caps=caps,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            reduce_dtype=None if precision is None else precision.communication_dtype,
+            delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
+            releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
+        )
+        self._copied: backwards.Construction = ()
+        self._in_company = True  # unless all ranks say that nobody has another one
+        if init_sync:
+            refuse_expanded(module, self.parameters_to_ignore)
+            mine = describe(
+                members,
+                self._names_of_copied(init_sync_buffers),
+                self.parameters_to_ignore,
+                self._options,
+                forward_sync_buffers=self.forward_sync_buffers,
+            )
+            with self._peers.awaiting("construction", "the other ranks' modules"):
+                self._in_company = verify_replicas(
+                    mine, self.process_group, self.device, in_company=backwards.others_live()
+                )
+                self._synchronise_state(init_sync_buffers)
+        self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
+        self._attach_reducer(members)
+        if init_sync:
+            backwards.keep_company(self.reducer)
+        self.reducer.planning.log_plan(
+            f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
+            f"{backend_of(self.process_group)}, {self._options}"
+        )
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    @runs_outside_graphs
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised.
+
+        Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
+        """
+        callback = frame_callback()
+        if callback is None:
+            return self._forward(None, inputs, kwargs)
+        return self._forward_compiled(callback, inputs, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_compiled(self, callback: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._forward(compiler_behind(callback), inputs, kwargs)
+
+    def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Shown to those that begin to listen within it, and to observers that are no profiler, too.
+        named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
+        with named, self.reducer.peers.telling("forward"):
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
+                return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
+
+        What overrides it is compiled without cuts, because it need not call the module.
+        """
+        call = self._compiled_calls.current(self.module)
+        if self._caster is None:
+            return call(*inputs, **kwargs)
+        with self._caster.casting(self.device, at_once=self._compiled_calls.is_whole):
+            return call(*inputs, **kwargs)
+
+    @property
+    def _synchronises(self) -> bool:
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        with outside_transforms():  # the user transforms the module, and not what ranks exchange
+            self._meet_before_forward()
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            inputs, kwargs = move(inputs, device), move(kwargs, device)
+        if self._caster is not None:
+            inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
+        self._began = num_nodes()
+        return inputs, kwargs
+
+    def _meet_before_forward(self) -> None:
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        synchronise = self._synchronises
+        if synchronise:
+            has_changed = self._watch.check(may_lose=self.reducer.ranks_may_differ)
+            if has_changed:
+                self._has_buffers = bool(self.modules_buffers)
+        if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
+            self.reducer.check_finished()
+        if self._join_config.enable:
+            self.reducer.check_finished()
+            self.reducer.reduction.settle()  # of a forward without a backward
+            notified = Join.notify_join_context(self)  # raises on every rank alike where the user wants that
+            if notified is not None:
+                self.reducer._set_forward_pass_work_handle(notified, self._divide_by_initial_world_size)
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
+        if synchronise:
+            self.reducer.prepare_for_forward()
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
+
+    def _averages_in_graph(self) -> InGraph | None:
+        """Return how the compiled backward of this forward averages; None if the reducer has to."""
+        if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
+            return None
+        return in_graph(
+            self._compiled_calls.reduction,
+            ForwardFacts(
+                synchronises=self._synchronises and not self.reducer.is_deaf,
+                averaged=self._compiled_calls.averaged,
+                options=self._options,
+                group=self.process_group,
+                comm_hook=self._comm_hook,
+                local_gradients_wait=not self._local_gradients.none_await_reduction,
+                joins=self._join_config.enable,
+                steps_optimizers=self.reducer.reduction.steps_optimizers,
+                param_dtype=None if self._caster is None else self._caster.config.param_dtype,
+            ),
+        )
+
+    def _post_forward(self, output: Any) -> Any:
+        if self._check_sync_bufs_post_fwd():
+            with outside_transforms():
+                self._sync_buffers()
+        self.require_forward_param_sync = self._synchronises
+        if not torch.is_grad_enabled():
+            return output
+        tensors = find_tensors(output)
+        if self._compiled_calls.averages_in_graph:
+            self._local_gradients.forward_in_graph(tensors)
+        elif self._synchronises:
+            self._local_gradients.forward_will_be_reduced()
+            heard = self.reducer.absences.tie(output, tensors)
+            # Ranks exchange something when a backward comes here: before hooks of the module's own on what it returns.
+            if backwards.has_an_order(self.reducer) or self.reducer.ranks_may_differ:
+                heard = marked(heard, tensors if heard is output else find_tensors(heard), self._began)
+            self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
+            return heard
+        elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
+            self._local_gradients.forward_is_local(tensors)
+        else:
+            self.reducer.forward_was_local(tensors)
+        return output
+
+    def _lazy_init(self) -> None:
+        self._lazy_init_ran = True
+        self.reducer.reduction.steps_optimizers = take_over_optimizers(self.reducer.members)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally: forwards run inside are not synchronised, whenever their backward runs.
+
+        The next forward and backward outside average everything that was accumulated. Re-entrant; restored when the
+        block raises. Ranks may run different numbers of forwards inside; where forwards synchronise buffers, every rank
+        must use it for the same ones.
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # -- comm hooks ---------------------------------------------------------------------------------------------------
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Let `hook(state, bucket)` reduce each bucket instead of the default all-reduce; every rank the same hook.
+
+        `bucket` is a `GradBucket` whose buffer holds this rank's gradients, not divided; the hook returns a
+        `torch.futures.Future` of the reduced 1-D tensor. Raises `RuntimeError` when a hook is registered already,
+        `TypeError`/`ValueError` for one that cannot be called like this.
+        """
+        try:
+            bound = bind_hook(state, hook)
+        except (TypeError, ValueError) as error:
+            raise self.reducer.telemetry.logged(error) from None
+        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
+        self.reducer.reduction.comm_hook = bound
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
+        reducer = self.reducer
+        bound = builtin_hook(comm_hook_type, lambda: reducer.group)
+        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
+        self.reducer.reduction.comm_hook = bound
+
+    def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
+        if self._comm_hook is not None:
+            error = (
+                "register_comm_hook or register_builtin_comm_hook can only be called once; "
+                f"{self.reducer.telemetry.comm_hook} is registered already"
+            )
+            raise self.reducer.telemetry.logged(RuntimeError(error))
+        self._comm_hook = (state, hook)
+        self.reducer.telemetry.comm_hook = name
+
+    # -- logging data -------------------------------------------------------------------------------------------------
+
+    def _get_ddp_logging_data(self) -> dict[str, int | str]:
+        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
+        return logging_data(self)
+
+    # -- pickling -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: group and reducer.
+
+        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing or went
+        to parameters that DDP does not average.
+        """
+        if self.process_group is not dist.group.WORLD:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported with the default process group: the copy is attached to "
+                "the default group of the process that loads it. Save module.state_dict() instead, or wrap without "
+                "process_group"
+            )
+        if self.reducer.state.phase is Phase.INCOMPLETE:
+            self.reducer.check_finished()  # a copy knows nothing of it: the next forward would not say so
+        self._watch.check_hidden()
+        if self._join_config.enable:
+            warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
+        state: Any = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
+        kept = {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
+        return {**kept, "_copy_of": self._peers.copied_now, "_copied": self.reducer.construction}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to this process's default group with a new reducer and the same hooks; nothing is communicated."""
+        copy_of = state.get("_copy_of", "?")
+        super().__setstate__({name: value for name, value in state.items() if name != "_copy_of"})
+        Joinable.__init__(self)
+        self.process_group = resolve_group(None, None)
+        self._peers = Peers(self.process_group, copy_of=copy_of)
+        precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
+        self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
+        self.require_forward_param_sync = True
+        self.require_backward_grad_sync = True
+        self._in_company = True
+        # Ranks may have frozen different parameters since, or given them other data, and copies compare nothing.
+        averaged = state.get("_averaged", {})
+        self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        rank = rank_in(self.process_group)
+        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, rank, is_averaged)
+        self._averaged = {member.name: member.layout.stride for member in members}
+        frozen = [member.parameter for member in members if not member.parameter.requires_grad]
+        for parameter in frozen:  # of a copy; autograd lets nobody listen to them
+            parameter.requires_grad_(True)
+        self.reducer = Reducer(
+            members, self.process_group, self.device, self._options, self._peers,
+            in_company=self._in_company, copied=self._copied,
+        )  # fmt: skip
+        self.reducer.before_backward = self._watch.check_hidden
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
+        # They must outlive it in what shares its attributes, as accelerate compiles regions of a copy of that kind, and
+        # while an output is left whose backward may run.
+        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
+        reducer.in_use = weakref.ref(outputs)
+        weakref.finalize(self._in_use, reducer.wrapper_is_gone)
+        weakref.finalize(outputs, reducer.remove_hooks)
+        self._peers.serve(outputs)
+        self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
+        self._compiled_calls = CompiledCalls(
+            AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
+            frozenset(self.parameters_to_ignore),
+            self._options.caps,
+            lambda mine: all_capture(mine, reducer.peers, reducer.device),
+        )
+        if self._comm_hook is not None:
+            state, hook = self._comm_hook
+            self._comm_hook = None
+            if hook is None:
+                self._register_builtin_comm_hook(state)
+            else:
+                self.register_comm_hook(state, hook)

@@ -1,0 +1,318 @@
+"""Attributes and methods of torch's DDP that are not documented, but that torch itself, frameworks and tests use.
+
+Names and meaning are those of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+
+from ddp_impl.base.nested_tensors import move
+from ddp_impl.base.options import ReducerOptions
+from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.module.wrapped_module import managed_parameters
+from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.torch_internals.distributed import overlapped_optimizer
+from ddp_impl.torch_internals.modules import ignored_names, set_ignored_names
+from ddp_impl.wire.groups import rank_in
+
+#: Methods that torch's class calls, and that this one has for users to call and does not call itself.
+_NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_default_broadcast_coalesced"}
+
+
+def refuse_unheard_overrides(cls: type, ours: type) -> None:
+    """Raise `TypeError` if `cls`, derived from our class, overrides a method that only torch's class would call.
+
+    Its author counts on being called; docs/private_names.md lists what public projects override.
+    """
+    overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
+    for name, base in overridden.items():
+        torchs = getattr(vars(nn.parallel.DistributedDataParallel).get(name), "__get__", None) is not None
+        if name.startswith("__") or not torchs or (hasattr(ours, name) and name not in _NOT_CALLED):
+            continue
+        raise TypeError(
+            f"{base.__qualname__} overrides {name}, which torch's DistributedDataParallel calls and that of ddp_impl "
+            "does not, so that nothing would come of it. Override forward, _pre_forward, _run_ddp_forward or "
+            "_post_forward, register a comm hook, or leave this class to torch's DistributedDataParallel"
+        )
+
+
+class LoggerSurface:
+    """What users call of torch's `ddp.logger`. Statistics are always up to date here, so most of it does nothing."""
+
+    def __init__(self, ddp: TorchSurface) -> None:
+        """Speak for `ddp`."""
+        self._ddp = ddp
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Do nothing."""
+
+    def set_error_and_log(self, error: str) -> None:
+        """Keep `error` for the logging data."""
+        self._ddp.reducer.telemetry.logged(RuntimeError(error))
+
+    def _get_ddp_logging_data(self) -> Any:
+        return self._ddp._get_ddp_logging_data()
+
+
+class TorchSurface:
+    """Base class of the wrapper, which has the attributes that are declared here."""
+
+    # Switches of torch's that subclasses with a forward of their own read: they decide nothing here.
+    _delay_all_reduce_all_params = False
+    _use_python_reducer = False
+    _ddp_sink_clone = False
+    _static_graph_delay_allreduce_enqueued = True
+    use_side_stream_for_tensor_copies = False
+
+    module: nn.Module
+    parameters_to_ignore: set[str]
+    process_group: dist.ProcessGroup
+    reducer: Reducer
+    device: torch.device
+    device_type: str
+    device_ids: list[int] | None
+    output_device: int | None
+    is_multi_device_module: bool
+    forward_sync_buffers: bool
+    dim: int
+    _options: ReducerOptions
+    _compiled_calls: CompiledCalls
+
+    # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> tuple[tuple[Any], tuple[Any]]:
+        """Return `inputs` and `kwargs`, each in a tuple of one, with all tensors on device `device_id` of our type."""
+        device = torch.device(self.device_type, device_id)
+        return (move(inputs, device),), (move(kwargs, device),)
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
+        """Split tensors along dimension `dim` over `device_ids`, of which a process of ours has one."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+        """Concatenate outputs along dimension `dim` on `output_device`."""
+        return gather(outputs, output_device, dim=self.dim)
+
+    # -- parts of a forward, for subclasses that write their own -------------------------------------------------------
+
+    @property
+    def logger(self) -> LoggerSurface:
+        """What torch's class keeps for its logging data."""
+        return LoggerSurface(self)
+
+    def _get_ddp_logging_data(self) -> dict[str, int | str]:
+        raise NotImplementedError
+
+    def _clear_grad_buffer(self) -> None:
+        """Do nothing: delayed gradients have buckets like all others."""
+
+    @contextlib.contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Do nothing: compilation is not told by a mark on the class."""
+        yield
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
+        """Keep the message for the logging data, and raise it."""
+        raise self.reducer.telemetry.logged(err_type(err_msg))
+
+    # -- which parameters ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
+        """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
+        set_ignored_names(module, names)
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
+        """Yield the parameters that a wrapped module averages, or all of a bare one; with `named_params`, names too."""
+        bare = module.module if isinstance(module, TorchSurface) else module
+        ignored = getattr(module, "parameters_to_ignore", ignored_names(bare))
+        for name, parameter in bare.named_parameters():
+            if name not in ignored:
+                yield (name, parameter) if named_params else parameter
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        """Return the parameters that are averaged, in order of registration, and which of them have sparse gradients.
+
+        Found anew: as the module is now. Local.
+        """
+        members = managed_parameters(self.module, self.parameters_to_ignore)
+        return [member.parameter for member in members], [member.sparse for member in members]
+
+    def _build_debug_param_to_name_mapping(self, parameters: Sequence[nn.Parameter]) -> dict[int, str]:
+        """Return the name of each of `parameters` by its place, names as in `named_parameters()`. Local.
+
+        Raises `ValueError` unless `parameters` are those that the module would have averaged now.
+        """
+        members = managed_parameters(self.module, self.parameters_to_ignore)
+        name_of = {member.parameter: member.name for member in members}
+        absent = name_of.keys() - set(parameters)
+        if absent:
+            names = ", ".join(sorted(name_of[parameter] for parameter in absent))
+            error = f"Param with name {names} is averaged, but is not among the {len(parameters)} parameters given"
+            raise self.reducer.telemetry.logged(ValueError(error))
+        strangers = [place for place, parameter in enumerate(parameters) if parameter not in name_of]
+        if strangers:
+            error = (
+                f"Expected param to name mapping of parameters that are averaged; those in places {strangers} are not"
+            )
+            raise self.reducer.telemetry.logged(ValueError(error))
+        return {place: name_of[parameter] for place, parameter in enumerate(parameters)}
+
+    # -- options: those of the reducer --------------------------------------------------------------------------------
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether parameters may lack a gradient."""
+        return self._options.find_unused_parameters
+
+    @find_unused_parameters.setter
+    def find_unused_parameters(self, value: bool) -> None:
+        self._set_option("find_unused_parameters", value)
+
+    @property
+    def static_graph(self) -> bool:
+        """Whether every iteration uses the same parameters in the same way."""
+        return self._options.static_graph
+
+    @static_graph.setter
+    def static_graph(self, value: bool) -> None:
+        self._set_option("static_graph", value)
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        """Whether gradients live in the communication buckets."""
+        return self._options.gradient_as_bucket_view
+
+    @gradient_as_bucket_view.setter
+    def gradient_as_bucket_view(self, value: bool) -> None:
+        self._set_option("gradient_as_bucket_view", value)
+
+    @property
+    def skip_all_reduce_unused_params(self) -> bool:
+        """Whether buckets that no rank used are not communicated."""
+        return self._options.skip_all_reduce_unused_params
+
+    @skip_all_reduce_unused_params.setter
+    def skip_all_reduce_unused_params(self, value: bool) -> None:
+        self._set_option("skip_all_reduce_unused_params", value)
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Bytes of gradients per all-reduce."""
+        return self._options.caps.cap_bytes
+
+    @bucket_bytes_cap.setter
+    def bucket_bytes_cap(self, value: int) -> None:
+        self._set_option("bucket_bytes_cap", value)
+
+    @property
+    def bucket_bytes_cap_list(self) -> list[int]:
+        """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
+        return list(self._options.caps.per_bucket_bytes)
+
+    @bucket_bytes_cap_list.setter
+    def bucket_bytes_cap_list(self, value: list[int]) -> None:
+        self._set_option("bucket_bytes_cap_list", value)
+
+    def _set_option(self, name: str, value: Any) -> None:
+        """Change an option before the first forward, as every rank must; later it only takes the value that it has.
+
+        torch's class lets users set any of them at any time, and its reducer goes on with those of construction. Raises
+        `AttributeError`.
+        """
+        if value == getattr(self, name):
+            return
+        is_changeable = hasattr(self._options, name) and name != "gradient_as_bucket_view"
+        if not is_changeable or self.reducer.telemetry.num_iterations:
+            when = "once training has begun" if is_changeable else "after construction"
+            raise AttributeError(
+                f"[rank {rank_in(self.process_group)}] {name} is {getattr(self, name)} and cannot be changed {when}: "
+                "every rank relies on it. Wrap the module anew on every rank, with argument "
+                f"{name.replace('bytes_cap', 'cap_mb')}"
+            )
+        changed: Any = {name: bool(value)}
+        self._options = self.reducer.reduction.options = dataclasses.replace(self._options, **changed)
+
+    # -- the reducer --------------------------------------------------------------------------------------------------
+
+    def _set_static_graph(self) -> None:
+        """Promise a static graph after construction, before the first iteration; every rank must call it."""
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True already.", stacklevel=2)
+            return
+        if self.reducer.telemetry.num_iterations:
+            error = "_set_static_graph() should be called before training loop starts, not after iterations"
+            raise self.reducer.telemetry.logged(RuntimeError(error))
+        self.static_graph = True
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
+        self.reducer.telemetry.sample_rate = sample_rate
+
+    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
+        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
+
+        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
+        functional form of.
+        """
+        overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
+        try:
+            overlapped.register_ddp(self)
+        except NotImplementedError as error:
+            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise when a backward has begun whose gradients are not all averaged; may be called on any rank."""
+        self.reducer.check_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        """Stop averaging: backwards of later forwards leave local gradients, compiled ones too; for every rank to call.
+
+        Between forward and backward it stops the reducer, but not what a compiled backward averages by itself.
+        """
+        self.reducer.remove_hooks()
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it.
+
+        Nothing is compared or copied: a rank that joins must bring the same parameters.
+        """
+        outside: bool = new_process_group is dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
+        if not outside and not isinstance(new_process_group, dist.ProcessGroup):
+            raise TypeError(
+                "_update_process_group takes a process group (or GroupMember.NON_GROUP_MEMBER on a rank "
+                f"that is no longer in it); got {new_process_group!r}"
+            )
+        self.process_group = new_process_group
+        self.reducer.reset(new_process_group)
+        self._compiled_calls.forget_answer()
+        self.require_forward_param_sync = True  # which ranks may know differently, whose last forwards differ
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Tell Dynamo that no forward wants its graphs split by torch's optimizer; ours are split by our own."""
+        return
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        return self.reducer.planning.has_rebuilt_buckets
+
+    @property
+    def _distributed_rank(self) -> int:
+        return rank_in(self.process_group)

@@ -1,0 +1,1 @@
+"""Hooks into autograd: a gradient arrives, a backward begins, it ends."""

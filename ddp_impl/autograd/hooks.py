@@ -1,0 +1,159 @@
+"""The hooks with which a reducer listens to autograd: gradients come, a backward begins, it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, takewhile
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ddp_impl.buckets.arrivals import Arrivals
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.torch_internals.compile import keep_out_of_graphs
+from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
+
+#: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
+_OF_REDUCERS: set[int] = set()
+
+
+class AutogradHooks:
+    """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report.
+
+    The hooks call `bucket_full(index)` when the last gradient of a bucket has come, and `report(index)` for a gradient
+    that `Arrivals` wants reported or does not await.
+    """
+
+    _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
+
+    def __init__(
+        self,
+        members: Sequence[ManagedParameter],
+        arrivals: Arrivals,
+        early_moves: EarlyMoves,
+        bucket_full: Callable[[int], None],
+        report: Callable[[int], None],
+    ) -> None:
+        """Register a hook on every parameter."""
+        self._arrivals = arrivals
+        self._early_moves = early_moves
+        self._bucket_full = bucket_full
+        self._report = report
+        self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
+        self._node_handles: list[Any] = []
+        self._handles: list[Any] = [
+            member.parameter.register_post_accumulate_grad_hook(self._counting(member.index)) for member in members
+        ]
+        self._tables = [post_accumulate_hooks(member.parameter) for member in members]
+        self._keys: list[int] = [handle.id for handle in self._handles]
+        _OF_REDUCERS.update(self._keys)
+        AutogradHooks._num_changes += 1
+        self._shared: frozenset[int] = frozenset()
+        self._shared_since = 0
+
+    def remove(self) -> None:
+        """Remove all hooks: gradients stay local from now on."""
+        for handle in self._handles + self._node_handles:
+            handle.remove()
+        _OF_REDUCERS.difference_update(self._keys)
+        AutogradHooks._num_changes += 1
+        self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
+
+    @property
+    def are_removed(self) -> bool:
+        """Whether gradients stay local."""
+        return not self._handles
+
+    def shared(self) -> frozenset[int]:
+        """Return the indices of the parameters to which another reducer listens, too."""
+        if self._shared_since != AutogradHooks._num_changes:
+            self._shared_since = AutogradHooks._num_changes
+            # Of copies: a wrapper that is freed meanwhile takes its hooks out of the tables.
+            keys = [[key for key in list(table) if key in _OF_REDUCERS] for table in self._tables]
+            self._shared = frozenset(index for index, ours in enumerate(keys) if len(ours) > 1)
+        return self._shared
+
+    def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return those of the parameters' nodes that a backward of another wrapper alone does not come to."""
+        shared = self.shared()
+        return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
+
+    def come_last(self) -> bool:
+        """Let hooks that the user registered after these be called before them; return whether there were any.
+
+        torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
+        user leave of a gradient, as in torch's DDP, which listens behind all of them.
+        """
+        if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
+            return False
+        if list(map(next, map(reversed, self._tables))) == self._keys:  # an empty table ends it
+            return False
+        late = [index for index, key in enumerate(self._keys) if _follows_user(self._tables[index], key)]
+        for index in late:
+            table, key = self._tables[index], self._keys[index]
+            table[key] = table.pop(key)
+        return bool(late)
+
+    def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
+        """Listen to the nodes that accumulate into the parameters, too.
+
+        torch.distributed.autograd captures gradients there and never calls the parameters' own hooks.
+        """
+        if not self._node_handles:
+            self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
+
+    @staticmethod
+    def on_backward(outputs: Iterable[Tensor], reached: Callable[[], None]) -> bool:
+        """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
+
+        An output that is a parameter itself reports nothing but its gradient.
+        """
+        nodes = list(chain.from_iterable(map(nodes_behind, outputs)))
+        report = keep_out_of_graphs(lambda _: reached())
+        for node in nodes:
+            node.register_prehook(report)
+        return bool(nodes)
+
+    def _counting(self, index: int) -> Callable[[Tensor], None]:
+        # The hot path. It does what `Arrivals._settle` does, without a call.
+        due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
+        bucket_full, report = self._bucket_full, self._report
+        moves_early, move_early = self._early_moves.takes, self._early_moves.came
+
+        def gradient_came(_: Tensor) -> None:
+            if due[index] == 1:
+                if moves_early[index]:
+                    move_early(index)
+                due[index] = 0
+                bucket = bucket_of[index]
+                left = pending[bucket] - 1
+                pending[bucket] = left
+                if not left:
+                    bucket_full(bucket)
+            else:
+                report(index)
+
+        return keep_out_of_graphs(gradient_came)
+
+    def _capturing(self, index: int) -> Callable[[Any, Any], None]:
+        due = self._arrivals.due
+        gradient_came: Any = self._counting(index)
+
+        def gradient_captured(_: Any, __: Any) -> None:
+            if self.captures and due[index]:
+                gradient_came(None)
+
+        return keep_out_of_graphs(gradient_captured)
+
+
+def is_averaged(parameter: Tensor) -> bool:
+    """Whether a reducer of this process listens to the parameter."""
+    return not _OF_REDUCERS.isdisjoint(post_accumulate_hooks(parameter))
+
+
+def _follows_user(table: dict[int, Any], own: int) -> bool:
+    """Whether the hook with key `own` is there, and a user's comes behind it."""
+    behind = takewhile(own.__ne__, reversed(table))
+    return own in table and not _OF_REDUCERS.issuperset(behind)

@@ -1,0 +1,101 @@
+"""Identities that the reducer puts into the graph right behind what forward returns, so that it hears of backwards.
+
+The tensors remain what they are: whatever shares their memory (what forward took, another output, what the module
+keeps) goes on to see what a loop changes in place, in its value and in its gradient. A copy, or a tensor that autograd
+does not know to share memory, would change one without the other.
+
+A mark is an identity and no more. By its marks a reducer knows which backward is its own, and keeps none of it alive.
+Whoever holds a node of autograd's holds its graph. A node of a function in Python is an object in Python, which can be
+held weakly; to torch's own ones there is no such way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_impl.base.nested_tensors import map_tensors
+from ddp_impl.torch_internals.tensors import (
+    has_sizes,
+    is_bound_to_transform,
+    is_in_graph_since,
+    is_more_than_a_view,
+    keeping_versions,
+    outside_transforms,
+    owner_in_graph,
+    view_again,
+)
+
+
+def marked(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
+    """Return `output`, which holds `tensors`, with a mark behind each of them that a backward may come to.
+
+    What was in the graph before the forward, which began at `since`, gets none: no parameter of this forward is behind
+    it, and others may have used it.
+    """
+    return identified(output, [tensor for tensor in tensors if is_in_graph_since(tensor, since)])
+
+
+def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = None) -> Any:
+    """Return `output`, which holds `tensors`, with an identity behind each, which gives `leaf` a gradient of zero.
+
+    It goes behind the tensor that owns the memory, in place; views of that one are viewed again, from there. The tensor
+    is replaced by another one of its memory where autograd lets nobody change it, where it has no graph, and where
+    somebody waits for all of its gradient (`retain_grad`, a hook on a view). A tensor of a function transform
+    (`torch.func`) stays as it is.
+    """
+    replaced: dict[int, Tensor] = {}
+    owners: dict[int, Tensor] = {}
+    with outside_transforms():
+        for tensor in tensors:
+            if id(tensor) not in replaced and has_sizes(tensor) and not is_bound_to_transform(tensor):
+                replaced[id(tensor)] = _identified(tensor, owners, leaf)
+    if all(replaced.get(id(tensor), tensor) is tensor for tensor in tensors):
+        return output
+    return map_tensors(lambda tensor: replaced.get(id(tensor), tensor), output)
+
+
+def _identified(tensor: Tensor, owners: dict[int, Tensor], leaf: Tensor | None) -> Tensor:
+    owner = owner_in_graph(tensor)
+    if owner is None or owner.retains_grad or (owner is not tensor and is_more_than_a_view(tensor)):
+        another: Tensor = _Identity.apply(tensor, False, leaf)
+    else:
+        if id(owner) not in owners:
+            with keeping_versions([owner]):  # nothing changes, and autograd may have saved the values
+                owners[id(owner)] = _Identity.apply(owner, True, leaf)
+        if owner is tensor:
+            return tensor
+        another = view_again(tensor, owner)
+    for name, value in vars(tensor).items():  # what users have noted on it; what a class keeps there is its own
+        vars(another).setdefault(name, value)
+    return another
+
+
+class _Identity(torch.autograd.Function):
+    """The identity of a tensor, which is changed in place, or returned as one of its memory that is no view of it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, in_place: bool, leaf: Tensor | None) -> Tensor:
+        """Return the tensor."""
+        ctx.set_materialize_grads(False)  # what is no gradient stays none
+        ctx.in_place, ctx.device = in_place, None if leaf is None else leaf.device
+        if not in_place:
+            return tensor.detach()
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, Tensor | None]:
+        """Return the gradient, and zero for the leaf."""
+        zero = None if ctx.device is None else torch.zeros((), dtype=torch.float32, device=ctx.device)
+        return gradients[0], None, zero
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        """Return the tangent, which autograd wants to see changed where the tensor is."""
+        if ctx.in_place:
+            torch.autograd.graph.increment_version(tangents[0])
+        return tangents[0]

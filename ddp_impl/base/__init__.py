@@ -1,0 +1,1 @@
+"""Values, texts and helpers that any room may use."""

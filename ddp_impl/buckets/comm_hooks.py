@@ -1,0 +1,208 @@
+"""Comm hooks, for gradients and for buffers: checking, binding and calling what users register."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from ddp_impl.base.errors import CommunicationError
+from ddp_impl.buckets.bucket import GradBucket
+from ddp_impl.torch_internals.distributed import BuiltinCommHookType
+from ddp_impl.torch_internals.distributed import GradBucket as TorchGradBucket
+from ddp_impl.torch_internals.tensors import keeping_versions
+from ddp_impl.wire import collectives
+from ddp_impl.wire.groups import size_of
+
+#: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
+_WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
+#: Hooks of torch's that sum over the group which is their state, or the default one: nothing else is in their futures.
+_OF_SUMS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+_SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundHook:
+    """What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
+
+    `group`: all ranks of which have called it when the future is done; None where that is not known.
+    """
+
+    call: Callable[[GradBucket], Any]
+    group: Callable[[], dist.ProcessGroup | None] = lambda: None
+
+    def __call__(self, bucket: GradBucket) -> Any:
+        """Start the reduction of `bucket`."""
+        return self.call(bucket)
+
+
+class BufferHookLocation(Enum):
+    """When a buffer hook runs; the names are torch's."""
+
+    PRE_FORWARD = auto()
+    POST_FORWARD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferHook:
+    """A user's function that synchronises buffers in place of the broadcast from rank 0.
+
+    It is called as `hook(state, {name: buffer})` and returns None or a list of futures, which are waited for when the
+    backward ends.
+    """
+
+    hook: Callable[[Any, Mapping[str, Tensor]], Any]
+    state: Any
+    location: BufferHookLocation
+
+    def run(self, buffers: Mapping[str, Tensor]) -> Iterable[Any]:
+        """Call the hook and return its futures.
+
+        A backward may have saved the buffers for itself, and the user wants it to use the new values, as it does where
+        buffers are broadcast: what the hook changes while it runs is no change to autograd.
+        """
+        with torch.no_grad(), keeping_versions(buffers.values()):
+            return self.hook(self.state, buffers) or ()
+
+
+def bind_hook(state: Any, hook: Any) -> BoundHook:
+    """Return `hook` bound to `state` after checking what can be known before it runs.
+
+    Raises `TypeError` for what is not callable or does not take two arguments, `ValueError` for annotations that say
+    something else than (state, GradBucket) -> Future[Tensor]. The bucket's argument may have any name.
+    """
+    if not callable(hook):
+        raise TypeError(f"Communication hook must be callable; got {type(hook).__name__}")
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # built in C: nothing can be known
+        return BoundHook(lambda bucket: hook(state, bucket))
+    if _waits_in_callbacks(hook):
+        hook = _OneBucketAtATime(hook)
+    try:
+        bound = signature.bind(state, None)
+    except TypeError as error:
+        raise TypeError(f"a comm hook is called as hook(state, bucket), but {hook!r} cannot be: {error}") from error
+    bucket_name = list(bound.arguments)[1] if len(bound.arguments) > 1 else None
+    annotation = signature.parameters[bucket_name].annotation if bucket_name else inspect.Parameter.empty
+    if not _says(annotation, inspect.Parameter.empty, TorchGradBucket, GradBucket):
+        raise ValueError(f"Communication hook: bucket annotation should be TorchGradBucket, not {annotation!r}")
+    if not _says(signature.return_annotation, inspect.Signature.empty, Future[Tensor], Future):
+        raise ValueError(
+            "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], not "
+            f"{signature.return_annotation!r}"
+        )
+    if getattr(hook, "__module__", "") == _OF_SUMS and hook.__name__ in _SUMS:
+        return BoundHook(lambda bucket: hook(state, bucket), lambda: state or dist.group.WORLD)
+    return BoundHook(lambda bucket: hook(state, bucket))
+
+
+def _waits_in_callbacks(hook: Any) -> bool:
+    """Whether `hook` is one of torch's PowerSGD hooks, or what a wrapper of torch's makes of it."""
+    hook = hook.func if isinstance(hook, functools.partial) else hook
+    inner = inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
+    return any(getattr(one, "__module__", "") == _WAITS_IN_CALLBACKS for one in (hook, *inner))
+
+
+class _OneBucketAtATime:
+    """Calls a hook for a bucket on a CPU when it is done with the bucket before.
+
+    gloo runs callbacks in the two threads that communicate. Where two of them wait, nothing is communicated any more;
+    and the collectives of several buckets come in an order that differs between ranks.
+    """
+
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+        self._before: Any = None
+
+    def __call__(self, state: Any, bucket: GradBucket) -> Any:
+        if self._before is not None and bucket.index() > 0 and bucket.buffer().device.type == "cpu":
+            # Whoever consumes that future raises what it holds.
+            with contextlib.suppress(Exception):
+                self._before.wait()
+        self._before = self._hook(state, bucket)
+        return self._before
+
+
+def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:
+    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means.
+
+    `group` tells, in each call of the hook, over which group to reduce: a wrapper may be given another one.
+    """
+    if kind == BuiltinCommHookType.ALLREDUCE:
+        return None
+    if kind == BuiltinCommHookType.FP16_COMPRESS:
+        return BoundHook(lambda bucket: Compressed(torch.float16, bucket.buffer(), group()), group)
+    raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
+
+
+def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
+    """Let `hook` reduce `bucket`; raises `RuntimeError`, beginning with `here`, if it returns no future."""
+    future = hook(bucket)
+    if not hasattr(future, "wait"):
+        raise RuntimeError(
+            f"{here} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "
+            f"{bucket.index()} it returned {type(future).__name__}. Expected an object of type torch.futures.Future"
+        )
+    return future
+
+
+def tensor_in(result: Any, buffer: Tensor, here: str) -> Tensor:
+    """Return the tensor that a hook's future held, alone or in a list of one as ready-made hooks leave it.
+
+    It is to take the place of `buffer`. Raises `CommunicationError`, beginning with `here`, for what cannot: no tensor,
+    one of another size or, if sparse, another shape, or of a dtype that cannot be cast.
+    """
+    if isinstance(result, (list, tuple)) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, Tensor):
+        raise CommunicationError(
+            f"{here} a comm hook's future must hold the reduced tensor, but it held {type(result).__name__}"
+        )
+    if buffer.is_complex() and result.dtype is buffer.dtype.to_real() and result.numel() == 2 * buffer.numel():
+        return torch.view_as_complex(result.reshape(-1, 2))  # torch's collectives leave this in their futures
+    fits = result.shape == buffer.shape if buffer.is_sparse else result.numel() == buffer.numel()
+    if not fits or result.is_sparse != buffer.is_sparse or not torch.can_cast(result.dtype, buffer.dtype):
+        raise CommunicationError(
+            f"{here} a comm hook's future must hold the reduced tensor, which is {_described(buffer)}, but it held "
+            f"{_described(result)}"
+        )
+    return result
+
+
+class Compressed:
+    """A sum over `group` of `buffer` divided by its size, on its way in `dtype`."""
+
+    def __init__(self, dtype: torch.dtype, buffer: Tensor, group: dist.ProcessGroup) -> None:
+        """Start it."""
+        self._buffer = buffer
+        # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
+        self._compressed = buffer.to(dtype).div_(size_of(group))
+        self._work = collectives.all_reduce_sum(self._compressed, group)
+
+    def wait(self) -> Tensor:
+        """Return the buffer, which holds the average now; raises what `collectives.finished` raises."""
+        collectives.finished(self._work, "all_reduce", [self._compressed])
+        return self._buffer.copy_(self._compressed)
+
+
+def _described(tensor: Tensor) -> str:
+    layout = "sparse" if tensor.is_sparse else "dense"
+    return f"{layout}, of shape {list(tensor.shape)} and {tensor.dtype}"
+
+
+def _says(annotation: Any, *allowed: Any) -> bool:
+    """Whether an annotation is one of `allowed`; a postponed one is a string, compared by its last word."""
+    if isinstance(annotation, str):
+        words = {str(getattr(item, "__name__", item)).rsplit(".", 1)[-1] for item in allowed}
+        return annotation.split("[", 1)[0].rsplit(".", 1)[-1] in words
+    return annotation in allowed

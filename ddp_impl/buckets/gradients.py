@@ -1,0 +1,334 @@
+"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
+from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, GradientHome
+from ddp_impl.torch_internals.autograd import shown_to_profilers
+from ddp_impl.torch_internals.tensors import (
+    foreach_copy_,
+    foreach_div_,
+    foreach_zero_,
+    is_lazy,
+    num_post_accumulate_hooks,
+    num_stored,
+    owns_its_memory,
+)
+
+#: What profilers call the copies, as torch's DDP does: into buckets, divided by the way or not, and out of them.
+COPY_IN_DIVIDED = "torch::distributed::reducer::mul_out"
+COPY_IN = "torch::distributed::reducer::copy_"
+_COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+
+_IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
+
+
+def frozen_in(bucket: Bucket) -> set[int]:
+    """Return the indices of the parameters of `bucket` that the user has frozen: autograd brings them nothing."""
+    if all(map(_REQUIRES_GRAD, bucket.parameters)):
+        return set()
+    return {member.index for member in bucket.members if not member.parameter.requires_grad}
+
+
+def collect(
+    bucket: Bucket,
+    home: GradientHome,
+    unused: Collection[int],
+    here: str,
+    *,
+    divisor: int,
+    left_out: Collection[int] = (),
+    event: str = COPY_IN,
+) -> list[int]:
+    """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
+
+    `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
+    gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
+    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
+    of errors, `event` is what profilers call the copies. Raises `ReductionError` for a gradient that is sparse or of
+    another dtype.
+    """
+    bucket.homeless.clear()
+    gradients = bucket.gradients = list(map(home.get, bucket.parameters))
+    if bucket.holds_gradients:
+        bucket.restore_views()
+    if left_out:
+        _leave_out(bucket, home, left_out)
+    if _are_plain(gradients, bucket.members[0].layout.dtype):
+        moves = bucket.holds_gradients and home.movable
+        if not bucket.holds_gradients or (moves and bucket.indices.isdisjoint(unused) and _all_fit(bucket, gradients)):
+            with shown_to_profilers(event):
+                _copy_all_in(bucket, gradients, divisor)
+            if moves:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    parameter.grad = view
+                bucket.gradients = []
+            return []
+    sources, targets, absent, placed = [], [], [], []
+    for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
+        if gradient is None:
+            absent.append(view)
+            bucket.homeless.append(place)
+        elif gradient is not view:
+            if gradient.is_sparse or gradient.dtype is not bucket.members[place].layout.dtype:
+                _check_gradient(bucket.members[place], gradient, here)
+            sources.append(gradient)
+            targets.append(view)
+            placed.append(place)
+    if absent:
+        foreach_zero_(absent)
+    if any(gradient.requires_grad for gradient in sources):
+        _warn_about_graph(bucket, here)
+    divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
+    if sources:
+        with shown_to_profilers(event):
+            _copy_in(targets, sources, divisor if divided else 1, bucket.large_numel)
+    missing = list(bucket.homeless)
+    if bucket.holds_gradients and home.movable:
+        _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
+        bucket.gradients = []
+    if divisor != 1 and not divided:
+        bucket.flat.div_(divisor)
+    return missing
+
+
+def _all_fit(bucket: Bucket, gradients: list[Tensor]) -> bool:
+    """Whether all of these, none of which is a view of the bucket yet, can be replaced by its views; a few passes in C.
+
+    Of a parameter that was converted since it was wrapped, and of one with gaps, `fits` knows more.
+    """
+    return (
+        not any(map(is_, gradients, bucket.views))
+        and list(map(Tensor.stride, bucket.parameters)) == bucket.strides
+        and all(map(is_, map(_DTYPE, bucket.parameters), map(_DTYPE, bucket.views)))
+    )
+
+
+def _copy_all_in(bucket: Bucket, gradients: list[Tensor], divisor: int) -> None:
+    if divisor == 1 or bucket.has_large:
+        _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
+    else:
+        foreach_copy_(bucket.views, gradients)
+        bucket.flat.div_(divisor)
+
+
+def _leave_out(bucket: Bucket, home: GradientHome, left_out: Collection[int]) -> None:
+    for place, member in enumerate(bucket.members):
+        if member.index in left_out:
+            if bucket.gradients[place] is bucket.views[place]:
+                home.put(member.parameter, bucket.views[place].clone())
+            bucket.gradients[place] = None
+
+
+def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | None:
+    """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
+
+    None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
+    to pass on, or is laid out in another way than other ranks expect, or somebody else may take it when it comes, such
+    as another DDP around this one.
+    """
+    if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
+        return None
+    parameter = bucket.parameters[0]
+    gradient = parameter.grad
+    if (
+        gradient is None
+        or num_post_accumulate_hooks(parameter) > 1
+        or not is_plain(gradient, bucket.members[0].layout.dtype)
+        or gradient.stride() != bucket.members[0].layout.stride
+        or not owns_its_memory(gradient)
+        or is_lazy(gradient)
+    ):
+        return None
+    bucket.homeless.clear()
+    flat = gradient.as_strided((gradient.numel(),), (1,))
+    return flat.div_(divisor) if divisor != 1 else flat
+
+
+def collect_sparse(member: ManagedParameter, home: GradientHome, here: str) -> Tensor:
+    """Return a coalesced copy of a sparse gradient; an empty one where there is none."""
+    gradient = home.get(member.parameter)
+    if gradient is None:
+        return empty_sparse(member.parameter)
+    if not gradient.is_sparse:
+        raise ReductionError(
+            f"{here} parameter '{member.name}' belongs to an embedding with sparse=True, so a sparse gradient was "
+            "expected, but a dense one came (is the weight shared with another layer, or was its .grad set?)"
+        )
+    return gradient.detach().coalesce().clone()
+
+
+def empty_sparse(parameter: Tensor) -> Tensor:
+    """Return a sparse gradient of zeros, laid out as an embedding's: sparse in the first dimension."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device, is_coalesced=True)
+
+
+def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[bool] | None) -> None:
+    """Put the averages in `buffer` where users look for them.
+
+    `used[i]`: any rank used parameter i (None: all are used). A parameter that no rank used keeps what it has.
+    """
+    if bucket.sparse:
+        if used is None or used[bucket.members[0].index]:
+            home.put(bucket.parameters[0], buffer)
+        return
+    if bucket.holds_gradients and home.movable:
+        elsewhere = map(
+            is_not, map(home.get, bucket.parameters), bucket.views
+        )  # replaced by a hook that came late, too
+        for place in {*bucket.homeless, *compress(range(len(bucket.members)), elsewhere)}:
+            if used is None or used[bucket.members[place].index]:
+                parameter, view = bucket.parameters[place], bucket.views[place]
+                parameter.grad = view if fits(view, parameter) else _new_gradient(parameter, view)
+        return
+    if buffer is not bucket.flat:
+        return  # the gradient was reduced in place
+    gradients = bucket.gradients
+    if used is None and all(map(is_, map(home.get, bucket.parameters), gradients)) and _are_plain(gradients):
+        with shown_to_profilers(_COPY_OUT):
+            foreach_copy_(gradients, bucket.views)
+        return
+    sources, targets = [], []
+    gradient_of = home.get
+    for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
+        if used is not None and not used[member.index]:
+            continue
+        gradient = gradient_of(parameter)
+        if gradient is None or gradient.requires_grad:
+            home.put(parameter, _new_gradient(parameter, view))
+        else:
+            sources.append(view)
+            targets.append(gradient)
+    if targets:
+        with shown_to_profilers(_COPY_OUT):
+            foreach_copy_(targets, sources)
+
+
+def _new_gradient(parameter: Tensor, view: Tensor) -> Tensor:
+    """Return the average in `view` as a tensor of its own, laid out as `parameter` is now: its data may be new."""
+    if _is_laid_out_as(view, parameter):
+        return view.to(parameter.dtype, copy=True)
+    return torch.empty_like(local_tensor(parameter)).copy_(view)
+
+
+def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
+    """Whether the gradient `view` is laid out as autograd would lay out a new one of `parameter`."""
+    local = local_tensor(parameter) if is_distributed(parameter) else parameter
+    return view.stride() == local.stride() or not is_dense_without_overlap(local)
+
+
+def fits(view: Tensor, parameter: Tensor) -> bool:
+    """Whether `view` can be the gradient of `parameter`, which may have been converted since it was wrapped."""
+    return view.dtype is parameter.dtype and _is_laid_out_as(view, parameter)
+
+
+def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
+    """Whether the part of `buffer`, the average of `bucket`, that belongs to the member in this place is not zero."""
+    return bool(num_stored(buffer) if bucket.sparse else bucket.views[place].any())
+
+
+def _are_plain(gradients: list[Tensor | None], dtype: torch.dtype | None = None) -> TypeGuard[list[Tensor]]:
+    """Whether all of these are there and without a graph, with `dtype` also dense and of that; a few passes in C."""
+    if any(map(is_, gradients, repeat(None))) or any(map(_REQUIRES_GRAD, gradients)):
+        return False
+    return dtype is None or (
+        not any(map(_IS_SPARSE, gradients)) and all(map(is_, map(_DTYPE, gradients), repeat(dtype)))
+    )
+
+
+def is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a gradient is dense, of this dtype and without a graph."""
+    return gradient.dtype is dtype and not gradient.is_sparse and not gradient.requires_grad
+
+
+def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_numel: int) -> None:
+    """Copy, and divide on the way: one pass over large gradients less. The others are divided together.
+
+    Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
+    """
+    small = list(zip(targets, sources, strict=True))
+    if divisor != 1:
+        for target, source in small:
+            if _is_divided_on_the_way(target, source, large_numel):
+                torch.div(source, divisor, out=target)
+        small = [
+            (target, source) for target, source in small if not _is_divided_on_the_way(target, source, large_numel)
+        ]
+    if small:
+        small_targets = [target for target, _ in small]
+        foreach_copy_(small_targets, [source for _, source in small])
+        if divisor != 1:
+            foreach_div_(small_targets, divisor)
+
+
+def _is_divided_on_the_way(target: Tensor, source: Tensor, large_numel: int) -> bool:
+    # Of another shape, when the parameter was given other data, it would give the target that shape.
+    return source.numel() >= large_numel and source.dtype is target.dtype and source.shape == target.shape
+
+
+def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:
+    """Make the views of members in `placed` their gradients, except where these keep a tensor of their own."""
+    parameters, views = bucket.parameters, bucket.views
+    for place in placed:
+        # A parameter that was converted since it was wrapped has gradients like it.
+        misfit = not fits(views[place], parameters[place])
+        if misfit or bucket.members[place].index in unused:
+            bucket.homeless.append(place)
+        else:
+            parameters[place].grad = views[place]
+    if unused:
+        for place, member in enumerate(bucket.members):
+            if member.index in unused and member.parameter.grad is bucket.views[place]:
+                member.parameter.grad = bucket.views[place].clone()
+                bucket.homeless.append(place)
+
+
+def _check_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> None:
+    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss.
+
+    A parameter that was converted since it was wrapped has gradients of another dtype. Buckets keep the one that ranks
+    have compared.
+    """
+    dtype = member.layout.dtype
+    is_own = not gradient.is_sparse and gradient.dtype is member.parameter.dtype
+    if is_own and torch.promote_types(gradient.dtype, dtype) is dtype:
+        return
+    came = "a sparse one" if gradient.is_sparse else f"one of {gradient.dtype}"
+    if gradient.is_sparse:
+        remedy = "only embeddings created with sparse=True may produce sparse gradients"
+    elif is_own:
+        remedy = (
+            f"the parameter was of {dtype} when it was wrapped, and an average would be rounded to that; convert the "
+            "module before wrapping it, or wrap it anew on every rank"
+        )
+    else:
+        remedy = f"gradients are averaged in the dtype of their parameter: leave its grad_dtype at {dtype}"
+    raise ReductionError(
+        f"{here} a dense gradient of {dtype} was expected for parameter '{member.name}', but {came} came; {remedy}"
+    )
+
+
+def _warn_about_graph(bucket: Bucket, here: str) -> None:
+    if bucket.warned_about_graph:
+        return
+    bucket.warned_about_graph = True
+    names = [m.name for m in bucket.members if m.parameter.grad is not None and m.parameter.grad.requires_grad]
+    warnings.warn(
+        f"{here} gradients of {enumerate_names(names)} were made with create_graph=True. DDP averages their values; "
+        "the averages cannot be differentiated again.",
+        stacklevel=2,
+    )

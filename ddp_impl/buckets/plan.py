@@ -1,0 +1,114 @@
+"""Which parameters share a bucket, and in which order buckets are reduced: pure, no torch, used by eager and compiled.
+
+Buckets are launched in index order on every rank, because collectives of one process group match by their order. A plan
+is therefore made from one order of readiness that all ranks agree on, and a bucket's place is that of the gradient in
+it that becomes ready last. While that order is unknown (before the first backward), bucketing would guess: a guess that
+is wrong on one rank only, with other collectives in its backward, pairs an all-reduce with somebody else's collective
+(pytorch/pytorch#72843). So the unknown order gets one bucket per kind of gradient, launched after everything is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddp_impl.base.options import BucketCaps
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """What planning needs to know of one parameter.
+
+    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after that of the
+    parameter that `releases_delayed`, so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
+    """
+
+    index: int
+    name: str
+    num_bytes: int
+    kind: tuple[str, ...]  # (dtype, device)
+    sparse: bool = False
+    delayed: bool = False
+    releases_delayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """Parameter indices of each bucket, in launch order; `capped` is False for the plan of an unknown order."""
+
+    buckets: tuple[tuple[int, ...], ...]
+    capped: bool
+
+    def bucket_of(self, num_parameters: int) -> list[int]:
+        """Return for each parameter the index of its bucket."""
+        result = [-1] * num_parameters
+        for bucket_index, indices in enumerate(self.buckets):
+            for index in indices:
+                result[index] = bucket_index
+        return result
+
+
+def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
+    """Return one bucket per kind (a sparse gradient always has its own), the last registered kinds first.
+
+    Within a bucket parameters stand in order of registration, as in torch, so that comm hooks which depend on the place
+    of a gradient (PowerSGD draws random numbers in that order) give the same result.
+    """
+    plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
+    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets), capped=False)
+
+
+def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
+    """Return capped buckets for gradients that become ready in `ready_order`.
+
+    Parameters that `ready_order` does not name (unused when it was observed) come last, in reverse order of
+    registration, so that they never hold up a bucket that is used.
+    """
+    order = list(dict.fromkeys(ready_order))
+    seen = set(order)
+    if not seen <= set(range(len(specs))):
+        raise ValueError(f"ready_order names parameters that do not exist: {sorted(seen - set(range(len(specs))))}")
+    order += [spec.index for spec in reversed(specs) if spec.index not in seen]
+    return _plan(specs, order, caps)
+
+
+def _plan(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None) -> BucketPlan:
+    place = {index: position for position, index in enumerate(order)}
+
+    def ready(bucket: Iterable[int]) -> float:
+        return max(place[index] for index in bucket)
+
+    prompt = [index for index in order if not specs[index].delayed]
+    delayed = [index for index in order if specs[index].delayed]
+    release = next((index for index in prompt if specs[index].releases_delayed and caps is not None), None)
+    # Delayed gradients that wait for this one alone must not wait for the rest of its bucket.
+    ends_wait = bool(delayed) and release is not None and all(place[index] < place[release] for index in delayed)
+    launched = [(ready(bucket), bucket) for bucket in _fill(specs, prompt, caps, release if ends_wait else None)]
+    released = next((when for when, bucket in launched if release in bucket), len(order))
+    launched += [(max(ready(bucket), released) + 0.5, bucket) for bucket in _fill(specs, delayed, None)]
+    launched.sort()
+    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched), capped=caps is not None)
+
+
+def _fill(
+    specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None, closing: int | None = None
+) -> list[list[int]]:
+    """Return buckets that are closed when they have reached their caps, or behind the parameter `closing`."""
+    closed: list[list[int]] = []
+    open_buckets: dict[tuple[str, ...], list[int]] = {}
+    filled_bytes: dict[tuple[str, ...], int] = {}
+    num_closed_of_kind: dict[tuple[str, ...], int] = {}
+    for index in order:
+        spec = specs[index]
+        if spec.sparse:
+            closed.append([index])
+            continue
+        bucket = open_buckets.setdefault(spec.kind, [])
+        bucket.append(index)
+        filled_bytes[spec.kind] = filled_bytes.get(spec.kind, 0) + spec.num_bytes
+        num_closed = num_closed_of_kind.get(spec.kind, 0)
+        if index == closing or (caps is not None and filled_bytes[spec.kind] >= caps.cap_of(num_closed)):
+            closed.append(open_buckets.pop(spec.kind))
+            filled_bytes[spec.kind] = 0
+            num_closed_of_kind[spec.kind] = num_closed + 1
+    return closed + list(open_buckets.values())

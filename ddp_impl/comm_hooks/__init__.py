@@ -1,1 +1,0 @@
-"""Communication hooks: users' functions in place of the all-reduce."""

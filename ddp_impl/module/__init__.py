@@ -1,0 +1,1 @@
+"""The wrapped module: its parameters, replicas, precision."""

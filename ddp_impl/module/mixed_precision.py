@@ -1,0 +1,227 @@
+"""Computing and reducing in a lower precision than the one parameters are kept in (pytorch/pytorch#92882).
+
+Parameters stay in full precision at all times. While the wrapped module runs, it sees casts of them where it reads them
+(`casts.py`: which, when, and for how long). The casts are part of the autograd graph, so gradients arrive at the
+parameters in full precision through the ordinary hooks. Hence every other feature (unused parameters, join, comm hooks,
+optimizers in backward) works unchanged, on any device. Gradients travel in `reduce_dtype`: buckets are allocated in it,
+and copying in and out casts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_impl.base.nested_tensors import cast
+from ddp_impl.module.casts import Casts
+from ddp_impl.module.parameter_swap import ParameterSwap
+from ddp_impl.torch_internals.autograd import in_backward
+from ddp_impl.torch_internals.modules import drop_forward_hooks
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """What is cast to what; None leaves it as it is.
+
+    `param_dtype`: parameters and inputs during forward and backward. `reduce_dtype`: gradients in collectives;
+    `param_dtype` if None. `buffer_dtype`: floating-point buffers, for good, at construction. `cast_forward_inputs`:
+    whether inputs of the wrapper are cast to `param_dtype`. Modules of `full_precision_modules` (say
+    `nn.BatchNorm2d`) compute in full precision: their inputs are cast up and their outputs down again. So do embeddings
+    with sparse gradients. Complex gradients are never reduced in another dtype.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+    full_precision_modules: tuple[type[nn.Module], ...] = ()
+
+    @staticmethod
+    def of(config: Any) -> MixedPrecision:
+        """Read our own, torch's `_MixedPrecision` or FSDP's `MixedPrecision`.
+
+        Raises `TypeError` for anything else and for integer dtypes, and `ValueError` for an option of the object, such
+        as `keep_low_precision_grads` of FSDP's, that is set and has no meaning here.
+        Of FSDP's, `cast_root_forward_inputs` tells about inputs, and `_module_classes_to_ignore` what stays full.
+        """
+        if isinstance(config, MixedPrecision):
+            checked = config
+        else:
+            try:
+                checked = MixedPrecision(
+                    config.param_dtype,
+                    config.reduce_dtype,
+                    config.buffer_dtype,
+                    _first_of(config, "cast_root_forward_inputs", "cast_forward_inputs", default=True),
+                    tuple(_first_of(config, "full_precision_modules", "_module_classes_to_ignore", default=())),
+                )
+            except AttributeError:
+                raise TypeError(
+                    "mixed_precision must have param_dtype, reduce_dtype and buffer_dtype (ddp_impl.MixedPrecision or "
+                    f"torch's _MixedPrecision); got {type(config).__name__}"
+                ) from None
+            _refuse_other_options(config)
+        for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+            dtype = getattr(checked, name)
+            if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+                raise TypeError(f"mixed_precision.{name} must be a floating-point torch.dtype or None; got {dtype!r}")
+        return checked
+
+    def check_can_cast(self, module: nn.Module) -> None:
+        """Raise `ValueError` if `module` is a bare list of parameters, which casts would not reach.
+
+        `torch.distributed._composable.replicate` wraps such a list, and runs the module that owns the parameters by
+        itself.
+        """
+        if self.param_dtype is not None and type(module) is nn.ParameterList:
+            raise ValueError(
+                f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast while DistributedDataParallel "
+                "runs their module; got a ParameterList, as replicate() makes it, whose owner would compute in full "
+                "precision. Wrap the module itself, or give reduce_dtype alone"
+            )
+
+    @property
+    def communication_dtype(self) -> torch.dtype | None:
+        """The dtype in which gradients are reduced; None for that of the parameter."""
+        return self.reduce_dtype or self.param_dtype
+
+
+class ModuleHook:
+    """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        """Pass on to `call`."""
+        self.call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the caster returns."""
+        return None if self.call is None else self.call(*arguments)
+
+    def __reduce__(self) -> Any:
+        """Leave the caster out of pickles and deep copies."""
+        return ModuleHook, ()
+
+
+def _does_nothing(hook: Any) -> bool:
+    return isinstance(hook, ModuleHook) and hook.call is None
+
+
+class PrecisionCaster:
+    """Applies a `MixedPrecision` to one module."""
+
+    def __init__(self, module: nn.Module, config: MixedPrecision, ignored: Collection[str]) -> None:
+        """Cast buffers for good and prepare the casts of parameters; `ignored` names stay untouched."""
+        self.config = config
+        self._swap = ParameterSwap(module, ignored, self._stays_full)
+        if config.buffer_dtype is not None:
+            for name, buffer in module.named_buffers():
+                if name not in ignored and buffer.is_floating_point():
+                    buffer.data = buffer.to(config.buffer_dtype)
+        self._casts = None if config.param_dtype is None else Casts(config.param_dtype)
+        self._running: list[nn.Module] = []
+        self._shown = contextlib.ExitStack()
+        drop_forward_hooks(module, _does_nothing)
+        if self._casts is not None:
+            self._cast_while_recomputing(module)
+            self._keep_full_precision(module)
+
+    @contextlib.contextmanager
+    def casting(self, device: torch.device, *, at_once: bool) -> Iterator[None]:
+        """Let the module compute in `param_dtype` while the block runs, which is one forward.
+
+        `at_once` casts all parameters before it: a compiled module takes them as inputs of its graph.
+        """
+        if self._casts is None or self._swap.active:
+            yield
+        elif at_once:
+            with self._swap.swapped(self._cast):
+                yield
+        else:
+            with self._casts.during_forward(device), self._swap.read_through(self._casts.read):
+                yield
+
+    def cast_inputs(self, value: Any) -> Any:
+        """Cast every floating-point tensor in nested containers to `param_dtype`, if inputs are to be cast."""
+        if self.config.param_dtype is None or not self.config.cast_forward_inputs:
+            return value
+        return cast(value, self.config.param_dtype)
+
+    def _cast(self, parameter: Tensor) -> Tensor:
+        return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
+
+    def _cast_while_recomputing(self, module: nn.Module) -> None:
+        for part in module.modules():
+            if self._swap.has_any_of(part):
+                part.register_forward_pre_hook(ModuleHook(self._begins_to_run))
+                part.register_forward_hook(ModuleHook(self._has_run), always_call=True)
+
+    def _begins_to_run(self, called: nn.Module, _: Any) -> None:
+        # Checkpointing runs modules again during backward, when the wrapper's forward is long over. The outermost one
+        # that runs shows the casts of all within it: some are read without being called.
+        if not self._running and (self._swap.active or not in_backward()):
+            return
+        self._running.append(called)
+        if len(self._running) == 1:
+            self._shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
+
+    def _has_run(self, called: nn.Module, _: Any, __: Any) -> None:
+        if self._running and self._running[-1] is called:
+            self._running.pop()
+            if not self._running:
+                self._shown.close()
+
+    def _keep_full_precision(self, module: nn.Module) -> None:
+        for owner in module.modules():
+            if self._stays_full(owner):
+                owner.register_forward_pre_hook(ModuleHook(self._raise_inputs))
+                owner.register_forward_hook(ModuleHook(self._lower_output))
+
+    def _raise_inputs(self, _: nn.Module, inputs: Any) -> Any:
+        return cast(inputs, torch.float32) if self._casts_now() else None
+
+    def _lower_output(self, _: nn.Module, __: Any, output: Any) -> Any:
+        return cast(output, self.config.param_dtype) if self._casts_now() else None
+
+    def _stays_full(self, owner: nn.Module) -> bool:
+        # The backward of a cast cannot carry a sparse gradient; such a table gives its rows in lower precision instead.
+        sparse = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
+        return sparse or isinstance(owner, self.config.full_precision_modules)
+
+    def _casts_now(self) -> bool:
+        return self._swap.active or in_backward()
+
+
+def _first_of(config: Any, *names: str, default: Any) -> Any:
+    return next((getattr(config, name) for name in names if hasattr(config, name)), default)
+
+
+def _refuse_other_options(config: Any) -> None:
+    """Raise `ValueError` if `config` asks for something that `MixedPrecision` has no word for."""
+    options = {field.name for field in dataclasses.fields(MixedPrecision)}
+    known = {*options, "cast_root_forward_inputs", "_module_classes_to_ignore"}
+    asked = [
+        f"{name}={value!r}" for name, value in getattr(config, "__dict__", {}).items() if name not in known and value
+    ]
+    if asked:
+        raise ValueError(
+            f"mixed_precision asks for {', '.join(asked)}, which DistributedDataParallel does not offer: leave it "
+            f"out. Gradients have the dtype of their parameter. Options are {', '.join(sorted(options))}"
+        )
+
+
+def _once_each(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    copies: dict[Tensor, Tensor] = {}
+
+    def cast_once(parameter: Tensor) -> Tensor:
+        if parameter not in copies:
+            with torch.enable_grad():
+                copies[parameter] = cast(parameter)
+        return copies[parameter]
+
+    return cast_once

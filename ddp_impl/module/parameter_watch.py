@@ -1,0 +1,212 @@
+"""Finds out when a wrapped module trains parameters that DDP does not average, or averages some that it lacks.
+
+A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
+for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603). What another
+wrapper of this process averages does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Joinable
+
+from ddp_impl.base.messages import enumerate_names
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.torch_internals.modules import buffer_table, child_table, ignored_names, parameter_table
+from ddp_impl.torch_internals.tensors import tensor_in_cpp
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class ParameterWatch:
+    """Watches the parameters of `module`, of which DDP averages `members` and leaves those with `ignored` names alone.
+
+    The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
+    the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
+    that need no gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        members: Sequence[ManagedParameter],
+        ignored: Collection[str],
+        rank: int,
+        is_averaged: Callable[[Tensor], bool] = lambda parameter: False,
+    ) -> None:
+        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper of the process.
+
+        It is asked of parameters that this one does not average.
+        """
+        self._is_averaged = is_averaged
+        self._module = module
+        self._rank = rank
+        self._members = members
+        self._averaged = {member.parameter for member in members}
+        self._parameters = [member.parameter for member in members]
+        self._in_cpp = list(map(tensor_in_cpp, self._parameters))
+        self._ignored = ignored
+        self._warned = False
+        self._may_lose = False
+        self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
+        self._remember()
+
+    def check(self, *, may_lose: bool = False) -> bool:
+        """Return whether the module consists of other parts than before, buffers included.
+
+        Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
+
+        With `may_lose`, a parameter that was removed, and has no other in its place, is one that no forward uses.
+        Warns, once, where plain tensors stand in for parameters and keep the gradients.
+        """
+        self._may_lose, self._is_hidden = may_lose, False
+        if list(map(tensor_in_cpp, self._parameters)) != self._in_cpp:
+            raise RuntimeError(_swapped(self._swapped_names(), self._rank))
+        if (
+            list(map(len, self._tables)) == self._sizes
+            and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents))
+            and not any(map(_REQUIRES_GRAD, self._frozen))
+        ):
+            return False
+        present = dict(self._module.named_parameters())
+        stand_ins: dict[str, Tensor] = {
+            name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)
+        }
+        strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
+        held = set(present.values())
+        gone = [member.name for member in self._members if member.parameter not in held]
+        stand_ins.update(self._computed(gone))
+        gone = [name for name in gone if name not in stand_ins]
+        if self._may_lose:
+            gone = [name for name in gone if self._is_replaced(name, present)]
+        if strangers or gone:
+            raise RuntimeError(_changed(self._rank, gone, strangers))
+        if stand_ins:
+            self._warn_about(stand_ins)
+            self._is_hidden = True
+            return False  # they are there for one call
+        self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+        return True
+
+    def _swapped_names(self) -> list[str]:
+        now = map(tensor_in_cpp, self._parameters)
+        return [
+            member.name
+            for member, before, after in zip(self._members, self._in_cpp, now, strict=True)
+            if before != after
+        ]
+
+    def check_hidden(self) -> None:
+        """Do what `check` does if the last one saw stand-ins only: they are gone now.
+
+        The backward is still to come; and a copy would take what the module has now for its own.
+        """
+        if self._is_hidden:
+            self.check(may_lose=self._may_lose)
+
+    def _is_stranger(self, name: str, parameter: Tensor) -> bool:
+        return (
+            isinstance(parameter, nn.Parameter)
+            and parameter.requires_grad
+            and parameter not in self._averaged
+            and name not in self._ignored
+            and name not in ignored_names(self._module)
+            and not self._is_averaged_inside(name)
+            and not self._is_averaged(parameter)
+        )
+
+    def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
+        """Whether another parameter has come in this one's place: ranks that have frozen it would say nothing of it."""
+        return name in present and present[name] not in self._averaged
+
+    def _computed(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the computed tensors that the module has in place of these parameters, as plain attributes.
+
+        `_pre_dp_module_transform` of torch's tensor parallelism leaves them after the first forward. Were one computed
+        from something else, its parameter would miss a gradient, which is an error of its own.
+        """
+        found: dict[str, Any] = {name: reduce(_part_of, name.split("."), self._module) for name in names}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_leaf}
+
+    def _is_averaged_inside(self, name: str) -> bool:
+        """Whether the parameter belongs to a DDP that came into this module after it was wrapped."""
+        owner = self._module
+        for step in name.split(".")[:-1]:
+            owner = getattr(owner, step)
+            if isinstance(owner, Joinable):
+                return True
+        return False
+
+    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
+        """Warn of tensors that keep their gradients; those that were computed pass them on, to parameters perhaps."""
+        keep = [name for name, tensor in stand_ins.items() if tensor.is_leaf and tensor.requires_grad]
+        if keep and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"other tensors stand in for the parameters {enumerate_names(keep)} (torch.func.functional_call). "
+                "Their gradients stay local to each rank: DDP averages those of the module's own parameters only. "
+                "Compute the tensors from the parameters, or average their gradients yourself.",
+                stacklevel=2,
+            )
+
+    def _remember(self) -> None:
+        contents = list(_tables(self._module, parameter_table, child_table))
+        self._tables = [*contents, *_tables(self._module, buffer_table)]  # of buffers it matters whether there are any
+        self._sizes = [len(table) for table in self._tables]
+        self._filled = [table for table in contents if table]
+        self._contents = [entry for table in self._filled for entry in table.values()]
+        self._frozen = [parameter for parameter in self._module.parameters() if not parameter.requires_grad]
+        self._frozen = [parameter for parameter in self._frozen if parameter not in self._averaged]
+
+
+def _tables(module: nn.Module, *kinds: Callable[[nn.Module], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for owner in module.modules():
+        for kind in kinds:
+            table = kind(owner)
+            if isinstance(table, dict):  # TorchScript has other tables, and modules that it compiled stay as they are
+                yield table
+
+
+def _swapped(names: Sequence[str], rank: int) -> str:
+    """Return the message for parameters whose tensors in C++ are others, without the hooks of before."""
+    return (
+        f"[rank {rank}] parameters were swapped for others after wrapping: {enumerate_names(names)} "
+        "(torch.utils.swap_tensors, or a conversion of the module with set_swap_module_params_on_conversion(True)). "
+        "Their gradients would not come to DDP. Convert the module before wrapping it, or wrap it anew on every rank."
+    )
+
+
+def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:
+    """Return the message for parameters that the module has lost, and for those that DDP does not know."""
+    lines = []
+    if gone:
+        lines.append(f"parameters were replaced or removed after wrapping: {enumerate_names(gone)}.")
+    if strangers:
+        lines.append(
+            f"DDP does not average parameters that require a gradient: {enumerate_names(strangers)}. They came into "
+            "the module, or were unfrozen, after wrapping, and would train on local gradients."
+        )
+    lines.append(
+        "- Change the module before wrapping it, or wrap it anew on every rank; or change values in place "
+        "(parameter.data.copy_)."
+    )
+    if strangers:
+        lines += [
+            "- Parameters that are to be trained later: wrap them while they require a gradient, and freeze them then.",
+            "- Parameters that are not to be trained: call requires_grad_(False).",
+            "- Parameters that another DistributedDataParallel averages: build that one before the next forward.",
+            "- Parameters that each rank is to train alone: name them, before wrapping, in "
+            "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names).",
+        ]
+    return f"[rank {rank}] " + "\n".join(lines)
+
+
+def _part_of(whole: Any, name: str) -> Any:
+    return getattr(whole, name, None)

@@ -1,0 +1,242 @@
+"""What ranks compare when they wrap their modules: parameters, ignored names, options. Averaging needs them equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_impl.base.errors import ReplicaMismatchError
+from ddp_impl.base.options import ReducerOptions
+from ddp_impl.base.tensor_parallel import describe_placement, local_tensor
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.wire import collectives
+from ddp_impl.wire.groups import rank_in
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedParameter:
+    """A parameter as other ranks must have it, in words: ranks compare and print them and do nothing else."""
+
+    name: str
+    shape: str
+    stride: str
+    dtype: str
+    sparse: bool
+    placement: str
+
+    @staticmethod
+    def of(member: ManagedParameter) -> ReplicatedParameter:
+        """Describe a parameter; of a DTensor, the local shard and its place among the shards."""
+        local = local_tensor(member.parameter)
+        return ReplicatedParameter(
+            name=member.name,
+            shape=str(list(local.shape)),
+            stride=str(list(local.stride())),
+            dtype=str(member.parameter.dtype),
+            sparse=member.sparse,
+            placement=describe_placement(member.parameter),
+        )
+
+    def differences(self, other: ReplicatedParameter) -> list[str]:
+        """Return the names of the fields in which `other` differs.
+
+        Names of parameters do not count: replicas whose modules only name things differently are averaged correctly.
+        """
+        fields = [field.name for field in dataclasses.fields(self) if field.name != "name"]
+        return [field for field in fields if getattr(self, field) != getattr(other, field)]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One rank's module and options, as far as they must be those of every rank; options are text by name.
+
+    `names` has, by kind, the names of all that is averaged or copied, in order: ranks match it by its place.
+    """
+
+    parameters: tuple[ReplicatedParameter, ...]
+    names: Mapping[str, list[str]]
+    ignored: tuple[str, ...]
+    options: Mapping[str, str]
+
+    def encoded(self) -> dict[str, Any]:
+        """Return JSON data that `decoded` reads."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def decoded(data: dict[str, Any]) -> Replica:
+        """Return the replica that `data`, made by `encoded`, describes."""
+        parameters = tuple(ReplicatedParameter(**parameter) for parameter in data["parameters"])
+        return Replica(parameters, data["names"], tuple(data["ignored"]), data["options"])
+
+    @property
+    def digest(self) -> Digest:
+        """What other ranks compare first: it has one length, whatever the replica."""
+        nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
+        return Digest(
+            content=_hash(dataclasses.replace(self, parameters=nameless, names={}).encoded()),
+            orders=tuple((_hash(sorted(names)), _hash(names)) for names in self.names.values()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A replica in few bytes: `content` is equal for equal replicas, whatever their parameters are called.
+
+    `orders` has for each kind of names a hash of the names, and one of their order.
+    """
+
+    content: bytes
+    orders: tuple[tuple[bytes, bytes], ...]
+
+    def encoded(self) -> bytes:
+        """Return the bytes that `decoded` reads."""
+        return self.content + b"".join(names + order for names, order in self.orders)
+
+    @staticmethod
+    def decoded(data: bytes) -> Digest:
+        """Return the digest that `data`, made by `encoded`, holds."""
+        content, *hashes = (data[begin : begin + _HASH_BYTES] for begin in range(0, len(data), _HASH_BYTES))
+        return Digest(content, tuple(zip(hashes[::2], hashes[1::2], strict=True)))
+
+
+_HASH_BYTES = 16
+
+
+def _hash(data: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(data).encode(), digest_size=_HASH_BYTES).digest()
+
+
+def describe(
+    members: Sequence[ManagedParameter],
+    copied: Mapping[str, Iterable[str]],
+    ignored: Collection[str],
+    options: ReducerOptions,
+    *,
+    forward_sync_buffers: bool,
+) -> Replica:
+    """Return this rank's replica; `copied` has the names of parameters and buffers that all get from rank 0."""
+    caps = options.caps
+    compared = {
+        "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
+        "bucket_cap_mb": "auto" if caps.measured else "",
+        "find_unused_parameters": options.find_unused_parameters,
+        "static_graph": options.static_graph,
+        "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
+        "forward_sync_buffers": forward_sync_buffers,
+        "delayed parameters": sorted(options.delayed),
+        "param_to_hook_all_reduce": options.releases_delayed,
+        "reduce dtype": str(options.reduce_dtype),
+    }
+    return Replica(
+        parameters=tuple(ReplicatedParameter.of(member) for member in members),
+        names={kind: list(names) for kind, names in copied.items()},
+        ignored=tuple(sorted(ignored)),
+        options={name: repr(value) for name, value in compared.items()},
+    )
+
+
+def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool) -> bool:
+    """Check that the replicas of all ranks of the group are equal; all ranks must call it.
+
+    Returns whether any rank has other wrappers besides, as this one has if it is `in_company`. One small collective
+    when the replicas are equal. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
+    only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
+    """
+    told = collectives.gather_bytes(mine.digest.encoded() + bytes([in_company]), group, device)
+    digests = [Digest.decoded(data[:-1]) for data in told]
+    reordered = _first_reordered(digests)
+    others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
+    if not reordered and not others:
+        return any(data[-1] for data in told)
+    everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
+    if reordered:
+        text = first_misplaced({rank: everyone[rank] for rank in reordered})
+    else:
+        text = first_difference(everyone[0], everyone[others[0]], others[0])
+    raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
+
+
+def _first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
+    """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
+
+    Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.
+    Modules of other names may stand for each other.
+    """
+    for of_ranks in zip(*(digest.orders for digest in digests), strict=True):
+        first: dict[bytes, int] = {}
+        for rank, (names, order) in enumerate(of_ranks):
+            earlier = first.setdefault(names, rank)
+            if order != of_ranks[earlier][1]:
+                return earlier, rank
+    return None
+
+
+def first_misplaced(replicas: Mapping[int, Replica]) -> str:
+    """Return where the replicas of two ranks have the same names in different orders, and what to do."""
+    (one, ours), (other, theirs) = replicas.items()
+    for kind, names in ours.names.items():
+        if sorted(names) != sorted(theirs.names[kind]):
+            continue
+        for place, (name, their_name) in enumerate(zip(names, theirs.names[kind], strict=True)):
+            if name != their_name:
+                return (
+                    f"DDP expects {kind} in the same order on every rank, because ranks match them by their place, but "
+                    f"of the same {len(names)} names, that at place {place} is '{name}' on rank {one} and "
+                    f"'{their_name}' on rank {other}; register {kind} and modules in the same order on every rank, "
+                    "which a loop over a set does not do (loop over a list, or over sorted(names))"
+                )
+    raise AssertionError("two ranks have the same names in different orders")
+
+
+def first_difference(first: Replica, second: Replica, rank: int) -> str:
+    """Return in what the replica of rank 0 and that of `rank`, which are not equal, differ, and what to do."""
+    if first.ignored != second.ignored:
+        return (
+            "DDP expects the same parameters and buffers to be ignored on every rank "
+            f"(_ddp_params_and_buffers_to_ignore), but only rank 0 ignores {_only_in(first, second)} and only rank "
+            f"{rank} ignores {_only_in(second, first)}; give every rank the same set"
+        )
+    for ours, theirs in zip(first.parameters, second.parameters, strict=False):
+        if ours.differences(theirs):
+            return _parameter_difference(ours, theirs, rank)
+    if len(first.parameters) != len(second.parameters):
+        longer, shorter, where, missing = first.parameters, second.parameters, 0, rank
+        if len(longer) < len(shorter):
+            longer, shorter, where, missing = shorter, longer, rank, 0
+        return (
+            f"DDP expects the same parameters on every rank, but rank 0 has {len(first.parameters)} that require a "
+            f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
+            f"{where} has no counterpart on rank {missing}"
+        )
+    differing = ", ".join(
+        f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
+        for name, value in first.options.items()
+        if value != second.options.get(name)
+    )
+    return f"DDP expects the same options on every rank, but {differing}"
+
+
+def _only_in(one: Replica, other: Replica) -> list[str]:
+    return sorted(set(one.ignored) - set(other.ignored))
+
+
+def _parameter_difference(ours: ReplicatedParameter, theirs: ReplicatedParameter, rank: int) -> str:
+    differing = " and ".join(
+        f"{field} {getattr(ours, field)} on rank 0, {getattr(theirs, field)} on rank {rank}"
+        for field in ours.differences(theirs)
+    )
+    name = f"'{ours.name}'" if ours.name == theirs.name else f"'{ours.name}' (rank {rank} calls it '{theirs.name}')"
+    hint = "build the module in the same way on every rank"
+    if ours.placement or theirs.placement:
+        hint = (
+            "average over the dimension of the mesh that parameters are not spread over "
+            "(device_mesh=mesh['dp'], say), and spread the module in the same way on every rank"
+        )
+    return f"DDP expects the same parameters on every rank, but parameter {name} has {differing}; {hint}"

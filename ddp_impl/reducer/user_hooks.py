@@ -1,0 +1,83 @@
+"""Finds out when hooks of the user step parameters on gradients that are not averaged yet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+
+from ddp_impl.base.messages import enumerate_names
+from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.torch_internals.tensors import num_post_accumulate_hooks, version_of
+
+
+class UserHooks:
+    """Watches the parameters that have hooks of the user's own, called when their gradients have been accumulated.
+
+    An optimizer in such a hook steps on this rank's gradient: averages come later. Its signs are that the gradient is
+    gone or that the parameter has changed when the backward ends. Parameters without such hooks cost nothing.
+    """
+
+    def __init__(self, members: Sequence[ManagedParameter]) -> None:
+        """Watch nothing until an iteration begins."""
+        self._members = members
+        self._hooked: list[ManagedParameter] = []
+        self._versions: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self._seen: set[int] = set()
+        self._stepped: list[str] = []
+        self._has_warned = False
+
+    def iteration_begins(self, *, search: bool) -> None:
+        """Forget the last one; with `search`, look for parameters with more hooks than the one of the reducer."""
+        self._versions.clear()
+        self._gone.clear()
+        self._seen.clear()
+        self._stepped.clear()
+        if search:
+            self._search()
+
+    def backward_begins(self, *, search: bool) -> None:
+        """Remember the parameters as they are; with `search`, hooks have come since the iteration began."""
+        if search:
+            self._search()
+        self._versions = {member.index: version_of(member.parameter) for member in self._hooked}
+
+    def _search(self) -> None:
+        self._hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+
+    def gradients_are_gone(self, indices: Collection[int]) -> None:
+        """Note parameters whose gradients came and were not there any more when their bucket was full."""
+        self._gone.update(indices)
+
+    def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
+        """Look at the parameters with these indices before their averages are handed out, and they step perhaps.
+
+        `unused` are those without a gradient. What was looked at in this iteration is not looked at again.
+        """
+        for member in self._hooked:
+            if member.index not in indices or member.index in self._seen:
+                continue
+            self._seen.add(member.index)
+            version = version_of(member.parameter)
+            is_gone = member.parameter.grad is None and (member.index in self._gone or member.index not in unused)
+            if version != self._versions.get(member.index, version) or is_gone:
+                self._stepped.append(member.name)
+
+    def backward_ended(self, unused: Collection[int], here: str) -> None:
+        """Warn, once, of parameters that were stepped; `unused` are those without a gradient, `here` says which rank.
+
+        To be called before averages are handed out.
+        """
+        if self._has_warned:
+            return
+        self.averages_come(range(len(self._members)), unused)
+        if self._stepped:
+            self._has_warned = True
+            warnings.warn(
+                f"{here} a hook of yours (register_post_accumulate_grad_hook) changed "
+                f"{enumerate_names(self._stepped)} or "
+                "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
+                "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
+                "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",
+                stacklevel=2,
+            )

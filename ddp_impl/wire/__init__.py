@@ -1,0 +1,1 @@
+"""Everything that ranks send each other."""

@@ -1,0 +1,272 @@
+"""The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
+
+Those of every iteration go to the group itself, as torch's reducer does: a function of `torch.distributed` takes tens
+of microseconds to get there when it has left the cache.
+
+Every function here that takes a group must be called by all its ranks, in the same order. Whoever waits for a
+collective does it by `finished` or `value_of`, which raise when it has failed: no failure becomes a value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from ddp_impl.base.errors import CommunicationError
+from ddp_impl.torch_internals.tensors import flattened, foreach_copy_, is_lazy, unflattened
+from ddp_impl.wire.groups import rank_in, size_of
+
+#: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
+BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
+
+#: What every backend sends as it is; gloo knows no int16, say, and NCCL neither.
+_SENT_AS_THEY_ARE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+        torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+#: Sums of this process that nobody has waited for yet, in whatever group, as long as somebody may.
+_under_way: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+
+
+def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
+    """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
+
+    Raises what the wait or the work's future raises, with the operation's name in a note, and `CommunicationError`
+    where the work tells of a failure in another way: the wait returns False, or the future holds tensors of another
+    size than `outputs`, which the operation has written. The works of torch's own backends raise in `wait`; those of a
+    group that is written in Python may keep an error in any of these places.
+    """
+    try:
+        if work.wait() is False:
+            raise CommunicationError(f"{operation} has failed: its wait returned False")
+        _under_way.discard(work)
+        _check_answers(work, operation)
+        _check_future(work, operation, outputs)
+    except Exception as error:
+        error.add_note(f"in {operation}")
+        raise
+
+
+def value_of(future: Any) -> Any:
+    """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
+
+    A hook may return a work in place of a future, which holds nothing: its failure is raised all the same.
+    """
+    if isinstance(future, dist.Work):
+        return finished(future, "what a hook has started")
+    return future.wait()
+
+
+def _check_answers(work: dist.Work, operation: str) -> None:
+    error = _answer(work, "exception")
+    if isinstance(error, BaseException):
+        raise error
+    if error is not None or _answer(work, "is_success") is False:
+        raise CommunicationError(f"{operation} has failed: {error or 'is_success() returned False'}")
+
+
+def _answer(work: dist.Work, question: str) -> Any:
+    """Return what `work` answers if its class answers for itself, else None: of torch's own, asking is deprecated."""
+    answers = getattr(type(work), question, None)
+    return None if answers in (None, getattr(dist.Work, question)) else answers(work)
+
+
+def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) -> None:
+    if not hasattr(work, "get_future"):
+        return
+    try:
+        future: Future[Any] = work.get_future()
+    except RuntimeError as error:
+        if "not implemented" in str(error):  # torch's words, of a work that has none
+            return
+        raise
+    held = future.value() if future.done() else future.wait()
+    told = [held] if isinstance(held, Tensor) else held
+    if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
+        return
+    if len(told) == len(outputs) and all(map(is_, told, outputs)):  # as mostly; what follows costs ten times as much
+        return
+    if outputs and (came := _num_bytes(told)) != (expected := _num_bytes(outputs)):
+        raise CommunicationError(
+            f"{operation} has failed: {_amount(expected)} were expected, its future holds {_amount(came)}"
+        )
+
+
+def _num_bytes(tensors: Sequence[Tensor]) -> int | None:
+    """Return the bytes of dense tensors, None if one is not: its values are as many as ranks have."""
+    return None if any(each.is_sparse for each in tensors) else sum(each.nbytes for each in tensors)
+
+
+def _amount(num_bytes: int | None) -> str:
+    return "sparse tensors" if num_bytes is None else f"{num_bytes} bytes"
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return `tensor`, or for a complex one what backends know: its real and imaginary parts, in the same memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _started(work: dist.Work | None, operation: str) -> dist.Work:
+    if work is None:
+        raise RuntimeError(f"{operation} gave no work: this rank is not in the process group")
+    return work
+
+
+def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
+    """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum.
+
+    A sparse sum begins when all sums before it have ended, and has ended when this returns: gloo corrupts memory where
+    one overlaps with another collective (docs/decisions/sparse_sums.md).
+    """
+    if tensor.is_sparse:
+        _await(list(_under_way))
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, True
+    work = _started(group.allreduce([_as_real(tensor)], options), "all_reduce")
+    if tensor.is_sparse:
+        _await([work])
+    else:
+        _under_way.add(work)
+    return work
+
+
+def _await(works: Iterable[dist.Work]) -> None:
+    """Wait for `works`. Who has started one is told of its failure when it is `finished`."""
+    for work in works:
+        with contextlib.suppress(Exception):
+            work.wait()
+
+
+def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
+    """Reduce `tensor` in place over `group` and wait."""
+    finished(all_reduce_sum(tensor, group, op), "all_reduce", [tensor])
+
+
+def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
+    """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
+    _finished_broadcast(_broadcast_begun(tensor, group, group_src))
+
+
+def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> tuple[dist.Work, Tensor]:
+    sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
+    options = dist.BroadcastOptions()
+    options.rootRank, options.asyncOp = group_src, True
+    return _started(group.broadcast([_as_real(sent)], options), "broadcast"), sent
+
+
+def _finished_broadcast(begun: tuple[dist.Work, Tensor]) -> None:
+    work, sent = begun
+    finished(work, "broadcast", [sent])
+
+
+def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
+    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, in few collectives.
+
+    Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
+    tensors for a backward, and the user wants that backward to use the new values (pytorch/pytorch#22095, #70260).
+    """
+    with torch.no_grad():
+        # The chunks of one round travel at the same time; there is mostly one round, of one chunk per dtype.
+        for chunks in _rounds_of_chunks(tensors):
+            flat = [chunk[0].data if _is_flat(chunk) else _flattened(chunk) for chunk in chunks]
+            for begun in [_broadcast_begun(each, group, group_src) for each in flat]:
+                _finished_broadcast(begun)
+            if rank_in(group) == group_src:
+                continue
+            for chunk, each in zip(chunks, flat, strict=True):
+                if not _is_flat(chunk):
+                    foreach_copy_([tensor.data for tensor in chunk], unflattened(each, chunk))
+
+
+def time_all_reduces(
+    sizes_bytes: Sequence[int], group: dist.ProcessGroup, device: torch.device, num_rounds: int = 3
+) -> list[tuple[int, float, float]]:
+    """Return for each size (bytes, seconds of an all-reduce, seconds until its call returned), medians over rounds."""
+    samples = []
+    for size in sizes_bytes:
+        tensor = torch.zeros(size // 4, device=device)
+        seconds, launches = [], []
+        for _ in range(num_rounds + 1):
+            begin = time.perf_counter()
+            work = all_reduce_sum(tensor, group)
+            launches.append(time.perf_counter() - begin)
+            finished(work, "all_reduce", [tensor])
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        # The first one waits for ranks that are late, and may open connections.
+        samples.append((size, statistics.median(seconds[1:]), statistics.median(launches[1:])))
+    return samples
+
+
+def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
+    padded = list(values) + [-1] * (length - len(values))
+    tensor = torch.tensor(padded, dtype=torch.int32, device=device)
+    broadcast_from(tensor, group, 0)
+    return [value for value in tensor.tolist() if value >= 0]
+
+
+def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
+    gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    finished(_started(work, "all_gather"), "all_gather", gathered)
+    return torch.stack(gathered)
+
+
+def gather_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """Return every rank's bytes (of one length on all of them) in rank order: one small collective."""
+    tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    return [bytes(row) for row in stack_ranks(tensor, group).tolist()]
+
+
+def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Return every rank's `value` (JSON data, small) in rank order, on every rank."""
+    text = json.dumps(value).encode()
+    longest = int(stack_ranks(torch.tensor([len(text)], device=device), group).max())
+    return [json.loads(row) for row in gather_bytes(text.ljust(longest), group, device)]
+
+
+def _is_flat(chunk: Sequence[Tensor]) -> bool:
+    """Whether the values lie in memory as they are sent."""
+    return len(chunk) == 1 and chunk[0].is_contiguous() and not is_lazy(chunk[0])
+
+
+def _flattened(chunk: list[Tensor]) -> Tensor:
+    """Return a copy of the values of tensors of one kind, one behind the other."""
+    if any(map(Tensor.is_conj, chunk)) or any(map(Tensor.is_neg, chunk)):
+        chunk = [tensor.resolve_conj().resolve_neg() for tensor in chunk]
+    return flattened(chunk)
+
+
+def _rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
+    """Yield `tensors` in lists of one kind each, as many at a time as take no more memory than a chunk may."""
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    filled = 0
+    for tensor in tensors:
+        num_bytes = tensor.nbytes
+        if num_bytes == 0:
+            continue
+        if filled and filled + num_bytes > BROADCAST_CHUNK_BYTES:
+            yield list(by_kind.values())
+            by_kind, filled = {}, 0
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        filled += num_bytes
+    if filled:
+        yield list(by_kind.values())
