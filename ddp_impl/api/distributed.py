@@ -17,7 +17,6 @@ from ddp_impl.api.arguments import buffer_policy, check_arguments, check_nested,
 from ddp_impl.api.join import JoinedWrapper
 from ddp_impl.api.logging_data import logging_data
 from ddp_impl.api.torch_names import TorchSurface, refuse_unheard_overrides
-from ddp_impl.autograd import backwards
 from ddp_impl.autograd.hooks import is_averaged
 from ddp_impl.autograd.marks import marked
 from ddp_impl.base.nested_tensors import find_tensors, move
@@ -34,9 +33,9 @@ from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.module.wrapped_module import device_type, managed_parameters, refuse_expanded
+from ddp_impl.reducer import company
 from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import Phase
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.modules import ignored_names
 from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms
@@ -170,7 +169,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
-        self._copied: backwards.Construction = ()
+        self._copied: company.Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
@@ -183,13 +182,13 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 self._in_company = verify_replicas(
-                    mine, self.process_group, self.device, in_company=backwards.others_live()
+                    mine, self.process_group, self.device, in_company=company.wrapper_lives()
                 )
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
         if init_sync:
-            backwards.keep_company(self.reducer)
+            company.mark_shared(self.reducer)
         self.reducer.planning.log_plan(
             f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
             f"{backend_of(self.process_group)}, {self._options}"
@@ -215,10 +214,14 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Shown to those that begin to listen within it, and to observers that are no profiler, too.
         named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
-        with named, self.reducer.peers.telling("forward"):
-            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
-                return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+        with named:
+            try:
+                inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+                with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
+                    return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+            except BaseException as error:
+                self.reducer.peers.raised("forward", error, error.__traceback__)
+                raise
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
@@ -250,15 +253,13 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if not self._lazy_init_ran:
             self._lazy_init()
         synchronise = self._synchronises
-        if synchronise:
-            has_changed = self._watch.check(may_lose=self.reducer.ranks_may_differ)
-            if has_changed:
-                self._has_buffers = bool(self.modules_buffers)
-        if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
+        if synchronise and self._watch.check(may_lose=self.reducer.ranks_may_differ):
+            self._has_buffers = bool(self.modules_buffers)
+        if torch.is_grad_enabled() and not synchronise:  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
         if self._join_config.enable:
             self.reducer.check_finished()
-            self.reducer.reduction.settle()  # of a forward without a backward
+            self.reducer.reduction.await_join_agreements()  # of a forward without a backward
             notified = Join.notify_join_context(self)  # raises on every rank alike where the user wants that
             if notified is not None:
                 self.reducer._set_forward_pass_work_handle(notified, self._divide_by_initial_world_size)
@@ -275,7 +276,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         return in_graph(
             self._compiled_calls.reduction,
             ForwardFacts(
-                synchronises=self._synchronises and not self.reducer.is_deaf,
+                synchronises=self._synchronises and not self.reducer.hooks.are_removed,
                 averaged=self._compiled_calls.averaged,
                 options=self._options,
                 group=self.process_group,
@@ -299,12 +300,12 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            heard = self.reducer.absences.tie(output, tensors)
-            # Ranks exchange something when a backward comes here: before hooks of the module's own on what it returns.
-            if backwards.has_an_order(self.reducer) or self.reducer.ranks_may_differ:
-                heard = marked(heard, tensors if heard is output else find_tensors(heard), self._began)
-            self.reducer.prepare_for_backward(tensors if heard is output else find_tensors(heard))
-            return heard
+            reported = self.reducer.tie(output, tensors) if self.reducer.expectation.allows_absence else output
+            # Ranks exchange something when a backward gets here: before hooks of the module's own on what it returns.
+            if self.reducer.ranks_may_differ or company.has_an_order(self.reducer):
+                reported = marked(reported, tensors if reported is output else find_tensors(reported), self._began)
+            self.reducer.prepare_for_backward(tensors if reported is output else find_tensors(reported))
+            return reported
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
             self._local_gradients.forward_is_local(tensors)
         else:
@@ -383,7 +384,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 "the default group of the process that loads it. Save module.state_dict() instead, or wrap without "
                 "process_group"
             )
-        if self.reducer.state.phase is Phase.INCOMPLETE:
+        if self.reducer.reduction.iteration.is_incomplete:
             self.reducer.check_finished()  # a copy knows nothing of it: the next forward would not say so
         self._watch.check_hidden()
         if self._join_config.enable:
@@ -419,7 +420,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             parameter.requires_grad_(True)
         self.reducer = Reducer(
             members, self.process_group, self.device, self._options, self._peers,
-            in_company=self._in_company, copied=self._copied,
+            may_share_backward=self._in_company, copied=self._copied,
         )  # fmt: skip
         self.reducer.before_backward = self._watch.check_hidden
         for parameter in frozen:
@@ -432,7 +433,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         weakref.finalize(self._in_use, reducer.wrapper_is_gone)
         weakref.finalize(outputs, reducer.remove_hooks)
         self._peers.serve(outputs)
-        self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
+        self._local_gradients = LocalGradients(self.reducer.reduction.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),

@@ -67,7 +67,7 @@ class UnevenInputs(Join):
         try:
             if kind is None:
                 self._ddp.reducer.check_finished()
-                self._ddp.reducer.reduction.settle()
+                self._ddp.reducer.reduction.await_join_agreements()
             with warnings.catch_warnings():
                 super().__exit__(kind, error, traceback)
         finally:  # of early termination ranks hear in different places: this one here, others in a forward
@@ -77,7 +77,6 @@ class UnevenInputs(Join):
 def leave(ddp: JoinedWrapper) -> None:
     """Tell `ddp` that it is in no context any more."""
     ddp._join_config = ddp._join_config.construct_disabled_join_config()
-    ddp.reducer.reduction.order.is_paused = False
 
 
 class DDPJoinHook(JoinHook):
@@ -88,13 +87,11 @@ class DDPJoinHook(JoinHook):
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
         ddp.reducer.telemetry.joined_uneven_inputs = True
-        ddp.reducer.reduction.order.is_paused = True
         self._own_gradients: list[Tensor | None] | None = None
 
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
-        ddp.reducer.reduction.order.is_paused = True
         with ddp.reducer.between_backwards("how many ranks still have data"):
             num_syncing = num_syncing_with_others(ddp.process_group, ddp.device)
         if num_syncing:
@@ -107,12 +104,12 @@ class DDPJoinHook(JoinHook):
                 self._own_gradients = _put_gradients_aside(ddp)
             ddp.reducer.shadow_iteration()
         else:
-            ddp.reducer.usage.follows_local = True
+            ddp.reducer.reduction.follows_local = True
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks; this rank's own gradients are as it left them."""
         ddp = self.ddp
-        ddp.reducer.reduction.settle()
+        ddp.reducer.reduction.await_join_agreements()
         if self._own_gradients is not None:
             for member, gradient in zip(ddp.reducer.members, self._own_gradients, strict=True):
                 member.parameter.grad = gradient
@@ -199,14 +196,12 @@ class JoinedWrapper(CopiedState, Joinable):
         def take() -> None:
             collectives.finished(work, "all_reduce", [num_syncing])
             reduction.divisor = self._divisor(num_syncing)
-            # An idle rank sees none but the wrapper's own collectives. On a device the host would wait for the number.
-            reduction.order.is_paused = self.device.type != "cpu" or int(num_syncing) < size_of(self.process_group)
 
         # Nobody needs it before the first bucket leaves, and a forward without a backward sends none.
-        reduction.agreements.append(take)
+        reduction.join_agreements.append(take)
         if not (self._synchronises and torch.is_grad_enabled()):
-            reduction.settle()
+            reduction.await_join_agreements()
         # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device, only
         # where it can be none.
         if not self._synchronises and not num_syncing:
-            self.reducer.usage.follows_local = True
+            reduction.follows_local = True

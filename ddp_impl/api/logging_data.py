@@ -12,7 +12,7 @@ from ddp_impl.wire.groups import backend_of, rank_in, size_of
 
 def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
     """Describe configuration, buckets and times of `ddp`; local, any rank may ask."""
-    reducer = ddp.reducer
+    reducer, learnt = ddp.reducer, ddp.reducer.reduction.learnt
     parameters = [member.parameter for member in reducer.members]
     sizes = ", ".join(str(bucket.num_bytes) for bucket in reducer.buckets)
     indices = " ".join("".join(f"{member.index} " for member in bucket.members).strip() for bucket in reducer.buckets)
@@ -34,20 +34,18 @@ def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
         "num_parameter_tensors": len(parameters),
         "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "dtypes": ", ".join(dict.fromkeys(_dtype_name(p.dtype) for p in parameters)),
-        "has_rebuilt_buckets": int(reducer.planning.has_rebuilt_buckets),
+        "has_rebuilt_buckets": int(learnt.has_rebuilt_buckets),
         "bucket_sizes": sizes,
         "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
-        "unused_parameter_size": sum(
-            reducer.planning.specs[index].num_bytes for index in reducer.usage.last_unused or ()
-        ),
+        "unused_parameter_size": sum(reducer.planning.specs[index].num_bytes for index in learnt.last_unused or ()),
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.arrivals.order)),
         "num_buckets_reduced": reducer.telemetry.num_buckets_reduced,
-        "can_set_static_graph": int(reducer.usage.looks_static),
+        "can_set_static_graph": int(learnt.looks_static),
     }
-    if reducer.planning.caps.measured:
-        data["auto_bucket_caps"] = f"{reducer.planning.caps.first_bytes}, {reducer.planning.caps.cap_bytes}"
-        data["bucket_cap_bytes"] = reducer.planning.caps.cap_bytes
-    if reducer.planning.has_rebuilt_buckets:
+    if learnt.caps.measured:
+        data["auto_bucket_caps"] = f"{learnt.caps.first_bytes}, {learnt.caps.cap_bytes}"
+        data["bucket_cap_bytes"] = learnt.caps.cap_bytes
+    if learnt.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes
         data["rebuilt_per_bucket_param_indices"] = indices
     backend = str(data["backend_name"])

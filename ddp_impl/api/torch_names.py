@@ -242,7 +242,8 @@ class TorchSurface:
                 f"{name.replace('bytes_cap', 'cap_mb')}"
             )
         changed: Any = {name: bool(value)}
-        self._options = self.reducer.reduction.options = dataclasses.replace(self._options, **changed)
+        self._options = dataclasses.replace(self._options, **changed)
+        self.reducer.choose_options(self._options)
 
     # -- the reducer --------------------------------------------------------------------------------------------------
 
@@ -311,7 +312,7 @@ class TorchSurface:
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.planning.has_rebuilt_buckets
+        return self.reducer.reduction.learnt.has_rebuilt_buckets
 
     @property
     def _distributed_rank(self) -> int:

@@ -8,8 +8,9 @@ gets none from `torch.autograd.grad`, nor do parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,32 @@ from ddp_impl.autograd.marks import identified
 from ddp_impl.torch_internals.autograd import brought_by_backward
 
 
-class Anchor:
-    """Calls `reached` for every backward from an output that is tied to it."""
+class Listener(Protocol):
+    """What the anchor reports to."""
 
-    def __init__(self, device: torch.device, reached: Callable[[], None]) -> None:
-        """Make the parameter on `device`, so that its gradient comes in the thread in which others come."""
+    def anchor_reached(self) -> None:
+        """Take note that a backward comes from outputs in which no parameter took part."""
+
+
+class Anchor:
+    """Reports every backward from an output that is tied to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Make the parameter on `device`, so that its gradient arrives in the thread in which others do."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self._node = get_gradient_edge(self._leaf).node
-        self._handle = self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
-        self._reached = reached
+        self._handle: Any = None
+
+    def report_to(self, listener: Listener) -> None:
+        """Report to `listener` as long as it lives."""
+        weak = weakref.ref(listener)
+
+        def gradient_arrived(leaf: Tensor) -> None:
+            leaf.grad = None
+            if (heard := weak()) is not None:
+                heard.anchor_reached()
+
+        self._handle = self._leaf.register_post_accumulate_grad_hook(gradient_arrived)
 
     def is_coming(self) -> bool:
         """Whether the backward that runs now comes from an output that is tied to it."""
@@ -42,7 +60,3 @@ class Anchor:
         asking = [one for one in tensors if one.is_floating_point() or one.is_complex()]
         # Whoever looks for the module's own parameter would find another.
         return identified(output, [one for one in asking if not isinstance(one, nn.Parameter)], self._leaf)
-
-    def _gradient_came(self, leaf: Tensor) -> None:
-        leaf.grad = None
-        self._reached()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, takewhile
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -19,39 +20,48 @@ from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
 _OF_REDUCERS: set[int] = set()
 
 
-class AutogradHooks:
-    """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report.
+class Listener(Protocol):
+    """What the hooks report to; held weakly, because the parameters hold the hooks and the listener the parameters."""
 
-    The hooks call `bucket_full(index)` when the last gradient of a bucket has come, and `report(index)` for a gradient
-    that `Arrivals` wants reported or does not await.
-    """
+    early_moves: EarlyMoves
+
+    def bucket_is_full(self, bucket: int) -> None:
+        """Take note that the last gradient of a bucket has arrived."""
+
+    def gradient_reported(self, index: int) -> None:
+        """Take a gradient that `Arrivals` wants reported or does not await."""
+
+
+class AutogradHooks:
+    """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report."""
 
     _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
 
-    def __init__(
-        self,
-        members: Sequence[ManagedParameter],
-        arrivals: Arrivals,
-        early_moves: EarlyMoves,
-        bucket_full: Callable[[int], None],
-        report: Callable[[int], None],
-    ) -> None:
-        """Register a hook on every parameter."""
-        self._arrivals = arrivals
-        self._early_moves = early_moves
-        self._bucket_full = bucket_full
-        self._report = report
+    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, moves_early: Sequence[bool]) -> None:
+        """Register a hook on every parameter; `report_to` must follow. `moves_early` is that of the early moves."""
+        self._arrivals, self._moves_early = arrivals, moves_early
+        self._listener: weakref.ref[Listener] | None = None
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
         self._node_handles: list[Any] = []
-        self._handles: list[Any] = [
-            member.parameter.register_post_accumulate_grad_hook(self._counting(member.index)) for member in members
-        ]
-        self._tables = [post_accumulate_hooks(member.parameter) for member in members]
-        self._keys: list[int] = [handle.id for handle in self._handles]
-        _OF_REDUCERS.update(self._keys)
-        AutogradHooks._num_changes += 1
+        self._parameters = [member.parameter for member in members]
+        self._handles: list[Any] = []
+        self._tables: list[dict[int, Any]] = []
+        self._keys: list[int] = []
         self._shared: frozenset[int] = frozenset()
         self._shared_since = 0
+
+    def report_to(self, listener: Listener) -> None:
+        """Register a hook on every parameter, which reports to `listener` as long as it lives."""
+        self._listener = weakref.ref(listener)
+        parameters, self._parameters = self._parameters, []
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._counting(index))
+            for index, parameter in enumerate(parameters)
+        ]
+        self._tables = [post_accumulate_hooks(parameter) for parameter in parameters]
+        self._keys = [handle.id for handle in self._handles]
+        _OF_REDUCERS.update(self._keys)
+        AutogradHooks._num_changes += 1
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
@@ -105,13 +115,13 @@ class AutogradHooks:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
     @staticmethod
-    def on_backward(outputs: Iterable[Tensor], reached: Callable[[], None]) -> bool:
+    def on_backward(outputs: Iterable[Tensor], reached: Callable[[object], None]) -> bool:
         """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
 
         An output that is a parameter itself reports nothing but its gradient.
         """
         nodes = list(chain.from_iterable(map(nodes_behind, outputs)))
-        report = keep_out_of_graphs(lambda _: reached())
+        report = keep_out_of_graphs(reached)
         for node in nodes:
             node.register_prehook(report)
         return bool(nodes)
@@ -119,31 +129,31 @@ class AutogradHooks:
     def _counting(self, index: int) -> Callable[[Tensor], None]:
         # The hot path. It does what `Arrivals._settle` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
-        bucket_full, report = self._bucket_full, self._report
-        moves_early, move_early = self._early_moves.takes, self._early_moves.came
+        moves_early = self._moves_early
+        listener: Any = self._listener
 
-        def gradient_came(_: Tensor) -> None:
+        def gradient_arrived(_: Tensor) -> None:
             if due[index] == 1:
                 if moves_early[index]:
-                    move_early(index)
+                    listener().early_moves.came(index)
                 due[index] = 0
                 bucket = bucket_of[index]
                 left = pending[bucket] - 1
                 pending[bucket] = left
                 if not left:
-                    bucket_full(bucket)
-            else:
-                report(index)
+                    listener().bucket_is_full(bucket)
+            elif (heard := listener()) is not None:
+                heard.gradient_reported(index)
 
-        return keep_out_of_graphs(gradient_came)
+        return keep_out_of_graphs(gradient_arrived)
 
     def _capturing(self, index: int) -> Callable[[Any, Any], None]:
         due = self._arrivals.due
-        gradient_came: Any = self._counting(index)
+        gradient_arrived: Any = self._counting(index)
 
         def gradient_captured(_: Any, __: Any) -> None:
             if self.captures and due[index]:
-                gradient_came(None)
+                gradient_arrived(None)
 
         return keep_out_of_graphs(gradient_captured)
 

@@ -84,15 +84,16 @@ class Arrivals:
 
         `ready_ns` is the time since the beginning of the backward.
         """
+        due = self.due
         if self.learns:
             self._remember(index, ready_ns)
             if self._may_repeat:
-                return False  # `conclude` will know how often it came
-        elif self.due[index] < 0:
-            self.due[:] = map(abs, self.due)
-        left = self.due[index]
+                return False  # `conclude` will know how often it arrived
+        elif due[index] < 0:
+            due[:] = map(abs, due)
+        left = due[index]
         if abs(left) > 1:
-            self.due[index] = left - 1
+            due[index] = left - 1
             return False
         return self._settle(index)
 

@@ -75,7 +75,7 @@ class Bucket:
 
     `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
     reduced in another precision); `views[i]` has the layout of member i, `strides[i]` is its stride. `indices`: those
-    of its members. `holds_gradients`: the parameters' `.grad` are the views; `homeless`: the places of members whose
+    of its members. `holds_gradients`: the parameters' `.grad` are the views; `detached_from_view`: the places of members whose
     `.grad` is not their view now, but becomes it if some rank used the parameter. `gradients`: those of its members as
     they were collected, until the averages are handed out. `has_large`: one has `large_numel` elements or more, so it
     pays to divide gradients while they are copied in.
@@ -84,9 +84,25 @@ class Bucket:
     """
 
     __slots__ = (
-        "_layouts", "_length", "_where", "distributed", "flat", "gradients", "has_large", "holds_gradients",
-        "homeless", "index", "indices", "large_numel", "members", "parameters", "reduces_in_place", "sparse", "strides",
-        "views", "warned_about_graph",
+        "_layouts",
+        "_length",
+        "_where",
+        "detached_from_view",
+        "distributed",
+        "flat",
+        "gradients",
+        "has_large",
+        "holds_gradients",
+        "index",
+        "indices",
+        "large_numel",
+        "members",
+        "parameters",
+        "reduces_in_place",
+        "sparse",
+        "strides",
+        "views",
+        "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +122,7 @@ class Bucket:
         self.indices = frozenset(member.index for member in members)
         self.parameters = [member.parameter for member in members]
         self.sparse = members[0].sparse
-        self.homeless: list[int] = []
+        self.detached_from_view: list[int] = []
         self.gradients: list[Tensor | None] = []
         self.warned_about_graph = False
         layouts = [member.layout for member in members]

@@ -60,7 +60,7 @@ def collect(
     of errors, `event` is what profilers call the copies. Raises `ReductionError` for a gradient that is sparse or of
     another dtype.
     """
-    bucket.homeless.clear()
+    bucket.detached_from_view.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
     if bucket.holds_gradients:
         bucket.restore_views()
@@ -80,7 +80,7 @@ def collect(
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
         if gradient is None:
             absent.append(view)
-            bucket.homeless.append(place)
+            bucket.detached_from_view.append(place)
         elif gradient is not view:
             if gradient.is_sparse or gradient.dtype is not bucket.members[place].layout.dtype:
                 _check_gradient(bucket.members[place], gradient, here)
@@ -95,7 +95,7 @@ def collect(
     if sources:
         with shown_to_profilers(event):
             _copy_in(targets, sources, divisor if divided else 1, bucket.large_numel)
-    missing = list(bucket.homeless)
+    missing = list(bucket.detached_from_view)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
         bucket.gradients = []
@@ -152,7 +152,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
         or is_lazy(gradient)
     ):
         return None
-    bucket.homeless.clear()
+    bucket.detached_from_view.clear()
     flat = gradient.as_strided((gradient.numel(),), (1,))
     return flat.div_(divisor) if divisor != 1 else flat
 
@@ -190,7 +190,7 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         elsewhere = map(
             is_not, map(home.get, bucket.parameters), bucket.views
         )  # replaced by a hook that came late, too
-        for place in {*bucket.homeless, *compress(range(len(bucket.members)), elsewhere)}:
+        for place in {*bucket.detached_from_view, *compress(range(len(bucket.members)), elsewhere)}:
             if used is None or used[bucket.members[place].index]:
                 parameter, view = bucket.parameters[place], bucket.views[place]
                 parameter.grad = view if fits(view, parameter) else _new_gradient(parameter, view)
@@ -287,14 +287,14 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
         # A parameter that was converted since it was wrapped has gradients like it.
         misfit = not fits(views[place], parameters[place])
         if misfit or bucket.members[place].index in unused:
-            bucket.homeless.append(place)
+            bucket.detached_from_view.append(place)
         else:
             parameters[place].grad = views[place]
     if unused:
         for place, member in enumerate(bucket.members):
             if member.index in unused and member.parameter.grad is bucket.views[place]:
                 member.parameter.grad = bucket.views[place].clone()
-                bucket.homeless.append(place)
+                bucket.detached_from_view.append(place)
 
 
 def _check_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> None:

@@ -1,27 +1,29 @@
-"""The reducer: turns what autograd reports into events, and the state machine's actions into collectives.
+"""The reducer: turns what autograd reports into events of an iteration, and these into collectives.
 
-A parameter's hook runs once per gradient and is the hot path: it counts down (`arrivals`) and does nothing else. A full
-bucket is an event of the state machine, which returns the actions to perform. The reducer hands out the averages in a
-callback that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
+A parameter's hook runs once per gradient and is the hot path: it counts down (`arrivals`) and does nothing else. The
+first gradient of a backward and a full bucket reach the reducer. It hands out the averages in a callback that autograd
+runs when the backward is over, so that gradients are final when `backward()` returns.
 
 Theory of operation. A DDP is not alone in its group: other wrappers and the user's own collectives share it, before,
 within and after the backward. *Which collective comes next in a group is a function of what all its ranks know*, never
-of when this rank's gradients came, of what this rank uses, of what it remembers, or of which wrappers it still holds.
+of when this rank's gradients arrived, of what this rank uses, of what it remembers, or of which wrappers it still
+holds.
 
 ==========================  ======================================================  =================================
 moment                      what every rank knows                                   what is sent then
 ==========================  ======================================================  =================================
 forward                     all ranks run it: it is collective                      buffers
 backward reaches an output  all ranks run this backward                             with `find_unused_parameters`,
-                                                                                    which gradients are sure to come
-                                                                                    (`forecast`), by all wrappers
-                                                                                    whose backward it is (`backwards`)
+                                                                                    which gradients are certain to
+                                                                                    arrive (`expectations`), by all
+                                                                                    wrappers whose backward it is
+                                                                                    (`company`)
 a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
                             iteration brings, and whether in one order; with it:    same gradients of it, and all
                             the forecast, and whether it could have left in one     such before it have left, those of
                             order in the last iteration                             wrappers that were built later, too
-                                                                                    (`backwards.may_send`)
-the backward is over        nothing else will come                                  the late buckets, in index order,
+                                                                                    (`company.may_send`)
+the backward is over        nothing else will arrive                                the late buckets, in index order,
                                                                                     what was used, and once rank 0's
                                                                                     order, and whether all have it;
                                                                                     wrappers in the order of their
@@ -31,52 +33,70 @@ the backward is over        nothing else will come                              
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
 when all wrappers of the backward have sent everything, so that what a bucket collects is what the backward brought.
 
-Gradients that do not come are found when the backward is over. That alone makes the values right; the forecast only
+Gradients that do not arrive are found when the backward is over. That alone makes the values right; the forecast only
 lets buckets leave earlier. So opaque outputs, partial losses and functions that hide a backward of their own need no
 further rules; of several forwards before one backward all buckets are late.
+
+Where to look: `iteration` has the lifetimes and the rules by which an iteration goes on; `expectations` what each
+option changes; `reduction` how a bucket is gathered, sent, awaited and handed out; `order` and `company` what a reducer
+owes the other collectives of its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.autograd import backwards
 from ddp_impl.autograd.anchor import Anchor
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.autograd.threads import BackwardEnds, one_thread_at_a_time, without_grad
 from ddp_impl.base import messages
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.logs import is_verbose, milestone
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.base.telemetry import NEVER, now_ns
+from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.reducer.absences import Absences
-from ddp_impl.reducer.finish_check import FinishCheck
-from ddp_impl.reducer.iteration import Backward, Iteration
-from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.reducer import company
+from ddp_impl.reducer.expectations import Captured, Every, expectation_of
+from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
-from ddp_impl.reducer.reducer_parts import ReducerParts
-from ddp_impl.reducer.reducer_state import Action, BucketPhase, Event, Phase
-from ddp_impl.reducer.reducer_surface import ReducerSurface
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import (
+    WhenBackwardEnds,
     brought_by_backward,
     current_backward,
     current_distributed_context_id,
+    in_backward,
     in_compiled_backward,
 )
-from ddp_impl.wire.groups import rank_in, size_of
-from ddp_impl.wire.peers import Peers
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
+from ddp_impl.wire import collectives
+from ddp_impl.wire.peers import Peers, in_lines
+
+#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
+#: the same, because one has another send.
+_thread_in_reducers = threading.RLock()
+#: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
+_DROPPED_WITHIN_S = 10.0
 
 
-class Reducer(ReducerSurface):
-    """Averages the gradients of `members` over `group`; every rank must build it with equal members and options."""
+class Reducer:
+    """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
+
+    `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
+    when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`, `may_share_backward`
+    and `engine_run`: see `company.Participant`.
+    """
 
     def __init__(
         self,
@@ -86,117 +106,42 @@ class Reducer(ReducerSurface):
         options: ReducerOptions,
         peers: Peers | None = None,
         *,
-        in_company: bool = True,
-        copied: backwards.Construction = (),
+        may_share_backward: bool = True,
+        copied: company.Construction = (),
     ) -> None:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
-        self.parts = parts = ReducerParts.of(members, device, rank_in(group))
-        self.members, self.device, self.buckets = parts.members, parts.device, parts.buckets
-        self.state, self.arrivals, self.usage = parts.state, parts.arrivals, parts.usage
-        self.search, self.telemetry = parts.search, parts.telemetry
-        self.planning = BucketPlanning(parts, options)
-        if has_threads := len(parts.devices) > 1:
-            one_thread_at_a_time(self, "_handle", "_take_reported_gradient", "send_what_waits")
-        self._hooks = AutogradHooks(
-            self.members, self.arrivals, parts.early_moves, self._bucket_full, self._take_reported_gradient
-        )
-        self._anchor = Anchor(device, self._anchor_reached)
-        self.reduction = BucketReduction(parts, options, self._hooks.shared)
+        arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
+        self.hooks = AutogradHooks(members, arrivals, self.early_moves.takes)
+        self.anchor = Anchor(device)
+        self.reduction = Reduction(members, device, options, self.hooks, self.anchor, arrivals)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
-        self.absences = Absences(parts, self.reduction, self._hooks, self._anchor)
-        self.construction, self.in_company = backwards.construction(copied), in_company
+        self.planning = BucketPlanning(self.reduction, self.early_moves)
+        self.members, self.device, self.buckets = self.reduction.members, device, self.reduction.buckets
+        self.arrivals, self.telemetry = arrivals, self.reduction.telemetry
+        self.choose_options(options)
+        self.construction, self.may_share_backward = company.construction(copied), may_share_backward
+        self.engine_run: company.EngineRun | None = None
+        self.before_backward: Callable[[], None] = _nothing
+        self.in_use: Callable[[], object] = _nothing
+        self._has_threads = len({member.parameter.device for member in members}) > 1
+        self._drops_late = device.type != "cpu" or self._has_threads
+        self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
         self._backward = Backward()  # the last one that this wrapper took part in
-        self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)
-        self._local = LocalBackward(self, self._ends, self._hooks.shared)
-        self._finish = FinishCheck(
-            parts, self.reduction, self.absences, self._ends, refused=partial(self._handle, Event.REFUSED)
-        )
-        self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
-        self.in_use: Callable[[], object] = lambda: None  # what outputs keep alive until their backward has run
-        backwards.watch_for(self)
+        self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
+        self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
+        self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
+        self._wrapper_collected = False
+        self._raised_early = False  # the last backward raised before its first gradient arrived
+        self._warned_of_late = False
+        self.hooks.report_to(self)
+        self.anchor.report_to(self)
+        company.watch_for(self)
 
-    # -- what the wrapper calls ---------------------------------------------------------------------------------------
-
-    def prepare_for_forward(self) -> None:
-        """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
-
-        All ranks must call it. Raises `ReductionError` when gradients of the last iteration are missing.
-        """
-        self.check_finished()
-        if self.state.phase is Phase.PROBED and self.state.is_repeated:
-            # torch.autograd.grad, perhaps on this rank alone: others would rebuild buckets now without it.
-            self._handle(Event.RESET)
-        self.telemetry.begin()
-        self.rebuild_buckets()
-
-    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
-        """After a synchronised forward: expect gradients when a backward comes to `outputs`."""
-        outputs = list(outputs)
-        if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
-            self._local.num_triggers += 1
-        self._handle(Event.FORWARD)
-        iteration = self.reduction.iteration
-        iteration.num_forwards += 1
-        iteration.context_id = current_distributed_context_id()
-        backwards.keep_company(self)
-        if backwards.has_an_order(self):
-            iteration.know_outputs(outputs)
-        self._hooks.captures = iteration.context_id is not None
-        self.parts.early_moves.movable = iteration.context_id is None
-        if self._hooks.captures:
-            self._hooks.listen_to_nodes(self.search.nodes)
-        iteration.is_announced |= self._hooks.on_backward(outputs, partial(self._output_reached, self.in_use()))
-
-    def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
-        """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
-        self.usage.follows_local = True
-        self._hooks.on_backward(outputs, partial(self._local.begin, self._local.num_triggers))
-
-    def check_finished(self) -> None:
-        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
-        self._finish.check(self._backward)
-
-    def between_backwards(self, what: str) -> AbstractContextManager[None]:
-        """See `FinishCheck.between_backwards`."""
-        return self._finish.between_backwards(self._backward, what)
-
-    def wrapper_is_gone(self) -> None:
-        """Average only the backward of outputs that are left; hold no more of the wrapper's."""
-        self._local.is_orphan, self.before_backward = True, lambda: None
-
-    def remove_hooks(self) -> None:
-        """Stop listening to the parameters; gradients stay local from now on."""
-        self._hooks.remove()
-        self._anchor.let_go()
-
-    def reset(self, group: dist.ProcessGroup) -> None:
-        """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
-
-        The reducer forgets what it has learnt too, buckets included: ranks that are new in the group know nothing of
-        it. Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the
-        last backward are missing and nobody has heard so yet: when it is forgotten, nothing says that those which came
-        are no averages.
-        """
-        if self.state.phase is Phase.INCOMPLETE and not self._backward.told_missing:
-            self.check_finished()
-        self._handle(Event.RESET)
-        self._finish.raised_early = False
-        self.state.rank = rank_in(group)
-        self.reduction.reduce_over(group, Peers(group))
-        # New storage, too: an abandoned collective may still be writing into the old one.
-        self.planning.begin_to_learn(self.reduction.options)
-
-    @without_grad
-    def shadow_iteration(self) -> None:
-        """Take part in an iteration of ranks that still have data, contributing zeros.
-
-        The reducer hands out averages on this rank as well: an optimizer that is sharded over ranks
-        (`ZeroRedundancyOptimizer`) steps its shard here too.
-        """
-        self._handle(Event.SHADOW)
-        self._exchange_order(is_over=False)
-        self.all_have_sent()
-        self.all_have_handed_out()
+    def choose_options(self, options: ReducerOptions) -> None:
+        """Expect of backwards what `options` say; before the first iteration, on every rank."""
+        self.reduction.options = options
+        self._chosen = self.expectation = expectation_of(self.reduction)
+        self.ranks_may_differ = self.reduction.ranks_may_differ = self._chosen.ranks_may_differ
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -208,240 +153,612 @@ class Reducer(ReducerSurface):
         """The ranks of the group."""
         return self.reduction.peers
 
-    @property
-    def ranks_may_differ(self) -> bool:
-        """Whether ranks tell each other what they use, before an iteration's gradients come and after."""
-        return self.reduction.ranks_may_differ
+    # -- what the wrapper calls ---------------------------------------------------------------------------------------
 
-    def rebuild_buckets(self) -> None:
-        """See `BucketPlanning.rebuild`."""
-        self.planning.rebuild(self.group, self.peers, self.between_backwards)
+    def prepare_for_forward(self) -> None:
+        """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
 
-    # -- events -------------------------------------------------------------------------------------------------------
+        All ranks must call it. Raises `ReductionError` when gradients of the last iteration are missing.
+        """
+        self.check_finished()
+        iteration = self.reduction.iteration
+        if iteration.is_repeated and iteration.is_probed:
+            # torch.autograd.grad, perhaps on this rank alone: others would rebuild buckets now without it.
+            self._forget_iteration()
+        self.telemetry.current.forward_start = now_ns()
+        if self.reduction.learnt.order:
+            self.rebuild_buckets()
 
-    def _handle(self, event: Event, bucket: int | None = None) -> None:
-        """Enter `event` into the state machine and perform its actions."""
-        for action in self.state.handle(event, bucket=bucket):
-            match action:
-                case Action.ARM:
-                    self._arm()
-                case Action.WATCH:
-                    self._watch_backward()
-                case Action.FORECAST:
-                    self._expect()
-                case Action.LAUNCH:
-                    self._launch_full_buckets()
-                case Action.ASK:
-                    self.reduction.ask_usage()
-                case Action.SETTLE:
-                    for full in self.absences.when_backward_is_over():
-                        self._bucket_full(full)
-                case Action.CONTRIBUTE_ZEROS:
-                    self.reduction.contribute_zeros()
-                case Action.FINALIZE:
-                    self._finalize()
-                case Action.ABANDON:
-                    self.reduction.iteration = Iteration()
-                case Action.LET_GO:
-                    self.arrivals.disarm()
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """After a synchronised forward: expect gradients when a backward reaches `outputs`."""
+        if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
+            self._num_triggers += 1
+        if self.reduction.iteration.enter(Event.FORWARD):
+            self._arm()
+        iteration, in_use = self.reduction.iteration, self.in_use()
+        iteration.is_repeated = False
+        iteration.num_forwards += 1
+        iteration.context_id = current_distributed_context_id()
+        if self.may_share_backward:
+            company.mark_shared(self)
+            if company.has_an_order(self):
+                iteration.know_outputs(outputs)
+        captures = iteration.context_id is not None
+        self.hooks.captures, self.early_moves.movable = captures, not captures
+        if captures:
+            self.hooks.listen_to_nodes(self.reduction.graph.nodes)
 
-    def _output_reached(self, _: object) -> None:
-        """Take the report that a backward has come to an output of forward."""
-        self._begin_backward()
+        def reached(_: object, keeps: object = in_use) -> None:
+            self._output_reached()
+
+        iteration.is_announced |= self.hooks.on_backward(outputs, reached)
+
+    def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
+        """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
+        self.reduction.follows_local = True
+        num_triggers = self._num_triggers
+
+        def reached(_: object) -> None:
+            self._local_output_reached(num_triggers)
+
+        self.hooks.on_backward(outputs, reached)
+
+    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
+
+        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
+        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
+        """
+        reduction = self.reduction
+        if reduction.num_ranks == 1 or not self.expectation.allows_absence or reduction.graph.uses_any(tensors):
+            return output
+        is_frozen = all(map(reduction.is_frozen, range(len(self.members))))
+        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
+        if is_frozen or current_distributed_context_id() is not None:
+            return output
+        return self.anchor.tie(output, tensors)
+
+    def check_finished(self) -> None:
+        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
+
+        Here, or as far as this rank knows on another. Also where a collective of the group has failed.
+        """
+        if self._run_is_over is not None and not in_backward():
+            self._run_is_over.wait(_DROPPED_WITHIN_S)
+        reduction, iteration, peers = self.reduction, self.reduction.iteration, self.reduction.peers
+        if (peers.lost or peers.company.has_failed) and (lost := peers.why_lost()):
+            raise reduction.error(lost)
+        if iteration.progress is not Progress.IDLE and iteration.progress is not Progress.AWAITS:
+            raise self._unfinished()
+        if reduction.learnt.unread and iteration.run is Run.NONE and reduction.was_refused_before():
+            self._perform(iteration.enter(Event.REFUSED))
+            raise reduction.error(messages.others_refused_before(reduction.rank) + peers.exchange(messages.FOLLOWS))
+        if self._raised_early:
+            # Another rank's backward may have raised after its first gradient: only that one cannot go on, and this
+            # one would wait for it.
+            words = [word for word in peers.words() or () if word.unfinished]
+            self._raised_early = bool(words)
+            if words:
+                raise reduction.error(messages.aborted(reduction.rank) + in_lines(words))
+
+    @contextmanager
+    def between_backwards(self, what: str) -> Iterator[None]:
+        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
+
+        Raises `ReductionError` where the last backward is not finished: ranks that wait for it would meet the block's
+        collectives instead.
+        """
+        self.check_finished()
+        with self.reduction.peers.awaiting("forward", what):
+            yield
+
+    def wrapper_is_gone(self) -> None:
+        """Average only the backward of outputs that are left; hold no more of the wrapper's."""
+        self._wrapper_collected, self.before_backward = True, _nothing
+
+    def remove_hooks(self) -> None:
+        """Stop listening to the parameters; gradients stay local from now on."""
+        self.hooks.remove()
+        self.anchor.let_go()
+
+    def reset(self, group: dist.ProcessGroup) -> None:
+        """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
+
+        The reducer forgets what it has learnt too, buckets included: ranks that are new in the group know nothing of
+        it. Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the
+        last backward are missing and nobody has heard so yet: when it is forgotten, nothing says that those which
+        arrived are no averages.
+        """
+        if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
+            self.check_finished()
+        self._raised_early = False
+        self.reduction.reduce_over(group, Peers(group))
+        # New storage, too: an abandoned collective may still be writing into the old one.
+        self.planning.begin_to_learn()
+
+    @torch.no_grad()
+    def shadow_iteration(self) -> None:
+        """Take part in an iteration of ranks that still have data, contributing zeros.
+
+        The reducer hands out averages on this rank as well: an optimizer that is sharded over ranks
+        (`ZeroRedundancyOptimizer`) steps its shard here too.
+        """
+        self._perform(self.reduction.iteration.enter(Event.SHADOW))
+        self.reduction.order.backward_begins(None)
+        self.expectation.shadow_begins()
+        self.reduction.send_zeros()
+        self.expectation.ask()
+        self._exchange_order(is_over=False)
+        self.all_have_sent()
+        self.all_have_handed_out()
+
+    def rebuild_buckets(self) -> bool:
+        """Plan buckets anew by rank 0's order of gradients, if it is known and none is expected; return whether it did.
+
+        Collective with `bucket_cap_mb="auto"`.
+        """
+        if not self.reduction.learnt.order or self.reduction.iteration.progress is not Progress.IDLE:
+            return False
+        if self.reduction.options.caps.measured:
+            self.check_finished()
+        self.planning.rebuild()
+        return True
+
+    # -- a backward begins --------------------------------------------------------------------------------------------
+
+    def _output_reached(self) -> None:
+        """Take the report that a backward has reached an output of forward."""
+        if not self._was_handed_out_early:
+            if self._has_threads:
+                with _thread_in_reducers:
+                    company.begin(self)
+            else:
+                company.begin(self)
         self.reduction.iteration.is_reached = True
 
-    def _begin_backward(self) -> None:
-        if not self._was_handed_out_early:
-            backwards.begin(self)
+    @property
+    def _was_handed_out_early(self) -> bool:
+        return self._backward.is_compiled and self.reduction.iteration.progress is Progress.IDLE
 
     @property
     def last_backward(self) -> int | None:
         """The number of the backward that ended the last iteration, while no other has begun."""
-        return self._backward.number if self.state.phase is Phase.IDLE else None
+        return self._backward.number if self.reduction.iteration.progress is Progress.IDLE else None
 
     @property
     def is_reached(self) -> bool:
-        """Whether the backward that runs now is known to have come to an output of this wrapper's."""
-        return self._local.is_reached or backwards.takes_part(self)
+        """Whether the backward that runs now is known to have reached an output of this wrapper's."""
+        return self._local_is_reached or company.takes_part(self)
 
     def begins_with_others(self, repeated: int | None) -> bool:
-        """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
+        """Whether the backward that runs now is the one that this wrapper awaits, though it has reached no output.
 
         A forward under `no_sync` may await its own, which is none. After `torch.autograd.grad`, perhaps on this rank
         alone, the wrapper awaits one still.
         """
-        awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
+        iteration = self.reduction.iteration
+        awaits = (
+            iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
+        ) or iteration.run is Run.UNSEEN
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
+        if not (awaits or repeats) or iteration.context_id is not None:
             return False
-        nodes = () if self.usage.follows_local or self._local.is_orphan else self._hooks.unshared(self.search.nodes)
-        return any(brought_by_backward([*self.reduction.iteration.output_nodes, *nodes])) or self._anchor.is_coming()
-
-    def send_what_waits(self) -> None:
-        """Send the buckets that waited for other wrappers of the backward."""
-        if self.state.phase is Phase.REDUCING:
-            self._launch_full_buckets()
-
-    def has_more_to_send(self) -> bool:
-        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
-        if self.state.phase not in (Phase.RUNNING, Phase.PROBED, Phase.REDUCING):
-            return False
-        self.reduction.read_forecast()
-        return self.state.num_sure > 0
+        nodes: Sequence[Any] = ()
+        if not (self.reduction.follows_local or self._wrapper_collected):
+            nodes = self.hooks.unshared(self.reduction.graph.nodes)
+        return any(brought_by_backward([*iteration.output_nodes, *nodes])) or self.anchor.is_coming()
 
     def backward_begins(self) -> None:
         """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
         self.before_backward()
         self.refuse_compiled_backward()
-        if self.state.phase is Phase.BROKEN:
+        if self.reduction.iteration.progress is Progress.BROKEN:
             self.check_finished()
-        came = self._local.give_up()
-        self._handle(Event.BACKWARD)
-        for index in came:  # this backward runs through both: it averages everything
-            self._take_reported_gradient(index)
+        local, self._local = self._local, None
+        self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
+        for index in local.came if local is not None else ():  # this backward runs through both: it averages everything
+            self.gradient_reported(index)
 
-    def _anchor_reached(self) -> None:
+    def refuse_compiled_backward(self) -> None:
+        """Raise `ReductionError` in a backward that compiled autograd runs, where the reducer must know of its end."""
+        allows = self._chosen.allows_absence
+        if in_compiled_backward() and not self.reduction.last_gradient_ends_it(allows_absence=allows):
+            raise self.reduction.error(messages.compiled_backward(self.reduction.rank))
+
+    # -- gradients arrive ---------------------------------------------------------------------------------------------
+
+    def anchor_reached(self) -> None:
         """Take the report that a backward comes from outputs that no parameter took part in: it has begun for all."""
-        if self.state.phase is Phase.RUNNING:
-            self._handle(Event.GRADIENT)
+        iteration = self.reduction.iteration
+        if iteration.progress is Progress.AWAITS and iteration.run is Run.RUNS:
+            self._perform(iteration.enter(Event.GRADIENT))
 
-    def _take_reported_gradient(self, index: int) -> None:
+    def gradient_reported(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
-        due, phase = self.arrivals.due[index], self.state.phase
-        if self._local.came is not None or self._local.is_anothers(index):
-            self._local.take(index)
+        if self._has_threads:
+            with _thread_in_reducers:
+                self._take_gradient(index)
+        else:
+            self._take_gradient(index)
+
+    def _take_gradient(self, index: int) -> None:
+        reduction, arrivals = self.reduction, self.arrivals
+        iteration, due = reduction.iteration, arrivals.due[index]
+        if self._local is not None or self._belongs_to_other(index):
+            self._begin_local().came.append(index)
             return
         if due == 0:
-            if phase in (Phase.IDLE, Phase.BROKEN) and not self._was_handed_out_early:
-                self.absences.came_late(index)
+            if iteration.progress in (Progress.IDLE, Progress.BROKEN) and not self._was_handed_out_early:
+                self._arrived_late(index)
                 return
-            if not self.absences.may_still_come(index):
-                self.reduction.refuse(self.absences.one_too_many(index))
+            if index not in iteration.unused or not self.expectation.may_still_arrive(index):
+                self.expectation.refuse(self._one_too_many(index))
                 return
-            self.usage.unused.discard(index)
+            iteration.unused.discard(index)
         if due <= 0:
-            # Where ranks tell each other what they expect, they do when the backward reaches an output, and not before.
-            if phase is Phase.ARMED and not (self.ranks_may_differ and self.reduction.iteration.is_announced):
-                self._begin_backward()
+            # Where ranks exchange what they expect, they do when the backward reaches an output, and not before.
+            waits = self.ranks_may_differ and iteration.is_announced
+            if iteration.progress is Progress.AWAITS and iteration.run is Run.NONE and not waits:
+                company.begin(self)
+            if iteration.run is not Run.RUNS:
+                self.refuse_compiled_backward()
+            self._perform(iteration.enter(Event.GRADIENT))
+        learns = arrivals.learns
+        if learns:
+            iteration.arrived[index] = reduction.order.position_of_arrival()
+            if not self.ranks_may_differ:
+                reduction.order.count_arrival()
+        if self.planning.device_times is not None and arrivals.learns_order:
+            self.planning.device_times.note(index)
+        if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
+            self.early_moves.came(index)
+        if arrivals.take(index, now_ns() - self.telemetry.current.backward_start):
+            self._bucket_is_full(arrivals.bucket_of[index])
+
+    def bucket_is_full(self, bucket: int) -> None:
+        """Take note that all gradients of a bucket have arrived; send it if it is next."""
+        if self._has_threads:
+            with _thread_in_reducers:
+                self._bucket_is_full(bucket)
+        else:
+            self._bucket_is_full(bucket)
+
+    def _bucket_is_full(self, bucket: int) -> None:
+        iteration, order = self.reduction.iteration, self.reduction.order
+        iteration.bucket_is_full(bucket)
+        if order.tally is not None:
+            if self.ranks_may_differ:
+                iteration.filled[bucket] = order.num_of_the_users()
+            elif not (self.arrivals.learns or order.ranks_diverge):
+                order.count_arrival()
+        if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
+            self.launch_full_buckets()
+
+    def _arrived_late(self, index: int) -> None:
+        """Leave a gradient local that arrived after the iteration; warn, once, if that counted it as unused."""
+        reduction, last = self.reduction, self.reduction.learnt.last_unused
+        reduction.used_locally.add(index)
+        if self._warned_of_late or not last or index not in last or reduction.iteration.progress is not Progress.IDLE:
+            return
+        if not reduction.follows_local and index not in self.hooks.shared():  # else it was expected
+            self._warned_of_late = True
+            name, number = self.members[index].name, reduction.iteration.number
+            warnings.warn(messages.came_late(reduction.rank, name, number), stacklevel=2)
+
+    def _one_too_many(self, index: int) -> ReductionError:
+        """Return the error for a gradient that arrived although none of its parameter was awaited."""
+        reduction, name, static = self.reduction, self.members[index].name, self.expectation.is_static
+        if index in reduction.iteration.unused:
+            return reduction.error(messages.used_after_all(reduction.rank, name, static=static))
+        return reduction.error(messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=static))
+
+    def _unfinished(self) -> ReductionError:
+        """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
+        reduction, peers = self.reduction, self.reduction.peers
+        if not reduction.iteration.is_incomplete:
+            return reduction.error(messages.aborted(reduction.rank))
+        self._backward.told_missing = True
+        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
+        return reduction.error(
+            messages.unfinished(
+                reduction.rank,
+                missing,
+                len(self.members),
+                unused_allowed=reduction.options.find_unused_parameters,
+                static=self.expectation.is_static,
+                verbose=get_debug_level() != DebugLevel.OFF,
+            )
+            + peers.exchange(messages.lacks([name for _, name in missing], peers.step))
+        )
+
+    # -- gradients that are not to be averaged ------------------------------------------------------------------------
+
+    def _local_output_reached(self, num_triggers: int) -> None:
+        """Take the report that a backward has reached an output of a forward under `no_sync`.
+
+        While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
+        So is one that was triggered by hand after its forward, when there were `num_triggers`.
+        """
+        if num_triggers != self._num_triggers:
+            return
+        iteration = self.reduction.iteration
+        if iteration.is_incomplete or (iteration.launched and iteration.progress is Progress.BROKEN):
+            self.check_finished()  # gradients may live in buckets that are in flight
+        if iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS:
+            self._begin_local()
+        if self.hooks.shared() and not self._local_is_reached and not in_compiled_backward():
+            self._local_is_reached = True
+            WhenBackwardEnds(self._leave_local_output, lambda *_: self._leave_local_output())
+
+    def _leave_local_output(self) -> None:
+        self._local_is_reached = False
+
+    def _begin_local(self) -> Backward:
+        """Return the local backward that runs now; it begins if none does."""
+        if self._local is None:
             self.refuse_compiled_backward()
-            self._handle(Event.GRADIENT)
-        ready_ns = now_ns() - self.telemetry.current.backward_start
-        self.planning.gradient_came(index)
-        self.reduction.gradient_came(index)
-        if self.parts.early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
-            self.parts.early_moves.came(index)
-        if self.arrivals.take(index, ready_ns):
-            self._bucket_full(self.arrivals.bucket_of[index])
+            self._local = Backward(current_backward())
+            self._expect_end()
+            WhenBackwardEnds(self._local_is_over, lambda *_: self._local_is_over())
+        return self._local
 
-    def _bucket_full(self, bucket: int) -> None:
-        self.reduction.fills(bucket)
-        self._handle(Event.BUCKET_FULL, bucket=bucket)
+    def _local_is_over(self) -> None:
+        if self._local is not None:
+            self.reduction.used_locally.update(self._local.came)
+        self._local = None
+        self.engine_run_is_over()
 
-    @without_grad
+    def _belongs_to_other(self, index: int) -> bool:
+        """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
+
+        This one awaits a backward, and the one that runs now has reached an output of another, but none of this one.
+        Where it reaches one later, it averages everything. Once the wrapper is gone, a backward is the user's own
+        unless it reaches an output that is left.
+        """
+        iteration = self.reduction.iteration
+        if iteration.progress is not Progress.AWAITS or iteration.run is Run.RUNS:
+            return False
+        return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
+
+    # -- buckets leave ------------------------------------------------------------------------------------------------
+
+    def launch_full_buckets(self) -> None:
+        """Send the full buckets that are next in order and not held back; late ones if the backward is over."""
+        if not torch.is_grad_enabled():
+            self._launch_full_buckets()
+        else:  # with create_graph=True
+            with torch.no_grad():
+                self._launch_full_buckets()
+
+    def _launch_full_buckets(self) -> None:
+        reduction, run = self.reduction, self.engine_run
+        iteration = reduction.iteration
+        num_launched = len(iteration.launched)
+        if num_launched == len(iteration.full):
+            return
+        if self.ranks_may_differ:
+            self.expectation.await_forecast()
+        has_rivals = run is not None and run.has_rivals
+        if not has_rivals or company.may_send(self):
+            self._launch_next()
+            if has_rivals and num_launched < len(iteration.launched) and not iteration.num_launchable_in_backward:
+                company.has_sent(self)
+        if iteration.num_late and iteration.is_incomplete:
+            reduction.release_late()
+            self._launch_next()
+        if num_launched < len(iteration.launched) == iteration.num_buckets:
+            self.telemetry.current.last_launch = now_ns()
+            self._perform(iteration.enter(Event.LAST_LAUNCHED))
+            if self._backward.is_compiled and iteration.run is Run.RUNS:
+                company.end_alone(self)
+
+    def _launch_next(self) -> None:
+        reduction = self.reduction
+        for index in reduction.iteration.take_launchable():
+            reduction.launch(self.buckets[index], self.expectation.refuse)
+            if reduction.steps_optimizers:
+                reduction.hand_out_all_but_the_last()
+
+    def send_what_waits(self) -> None:
+        """Send the buckets that waited for other wrappers of the backward."""
+        iteration = self.reduction.iteration
+        if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
+            self.launch_full_buckets()
+
+    def has_more_to_send(self) -> bool:
+        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
+        iteration = self.reduction.iteration
+        if not ((iteration.run is Run.RUNS and iteration.progress is not Progress.SENT) or iteration.is_probed):
+            return False
+        if self.ranks_may_differ:
+            self.expectation.await_forecast()
+        return iteration.num_launchable_in_backward > 0
+
+    # -- a backward ends ----------------------------------------------------------------------------------------------
+
     def backward_ends(self) -> None:
         """Send all that has not been sent."""
-        if self.state.phase is Phase.EARLY:
-            self._handle(Event.BACKWARD)  # without having come to an output of forward
-        self._handle(Event.BACKWARD_END)
-        self._exchange_order(is_over=False)
+        iteration = self.reduction.iteration
+        if iteration.run is Run.UNSEEN:
+            self._perform(iteration.enter(Event.BACKWARD))  # without having reached an output of forward
+        self._perform(iteration.enter(Event.BACKWARD_END))
+        if not self.reduction.learnt.has_rebuilt_buckets:
+            self._exchange_order(is_over=False)
 
-    @without_grad
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
-        self._handle(Event.ALL_SENT)
+        self._perform(self.reduction.iteration.enter(Event.ALL_SENT))
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        self.reduction.step_all()
-        self._exchange_order(is_over=True)
-        self.planning.await_order(self.peers, self.reduction.order)
+        if self.reduction.iteration.to_step:
+            self.reduction.step_all()
+        if not self.reduction.learnt.has_rebuilt_buckets:
+            self._exchange_order(is_over=True)
+            self.planning.await_order()
 
     def _exchange_order(self, *, is_over: bool) -> None:
-        if self.planning.has_rebuilt_buckets:
+        """Exchange rank 0's order, if all that it is learnt from has been sent and nothing else is due."""
+        learnt, progress = self.reduction.learnt, self.reduction.iteration.progress
+        if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
+            return
+        has_sent = progress is Progress.SENT
+        if self.arrivals.num_to_learn_from > has_sent or not (has_sent or progress is Progress.IDLE):
             return
         hook = self.reduction.comm_hook
         if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
-            with self.reduction.order.own():
-                self.planning.exchange_order(self.group, self.peers, self.reduction.places)
+            self.planning.exchange_order()
+
+    def engine_run_is_over(self) -> None:
+        """Let the next forward go on, which may wait for the end of this backward."""
+        if self._run_is_over is not None:
+            self._run_is_over.set()
+
+    def _expect_end(self) -> None:
+        if self._drops_late:
+            self._run_is_over = threading.Event()
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
+        iteration = self.reduction.iteration
         if number == self._backward.number:  # threads may drop one after the next has begun
             self._backward.is_compiled = False
-            self._handle(Event.BACKWARD_RAISED)
-            self._finish.raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
-        self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
+            self._perform(iteration.enter(Event.BACKWARD_RAISED))
+            self._raised_early = iteration.is_probed and self.reduction.num_ranks > 1
+        self.peers.raised("backward", error, traceback, unfinished=iteration.progress is Progress.BROKEN)
 
     def compiled_backward_ended(self) -> None:
         """Take note that a backward is over which compiled autograd ran; what was due has been handed out."""
         self._backward.is_compiled = False
-        if self.state.phase in (Phase.RUNNING, Phase.REDUCING):
-            self._handle(Event.BACKWARD_END)
-
-    def refuse_compiled_backward(self) -> None:
-        """Raise `ReductionError` in a backward that compiled autograd runs, where the reducer must know of its end."""
-        if in_compiled_backward() and not self.reduction.last_gradient_ends_it:
-            raise self.parts.error(messages.compiled_backward(self.state.rank))
-
-    @property
-    def _was_handed_out_early(self) -> bool:
-        return self._backward.is_compiled and self.state.phase is Phase.IDLE
+        iteration = self.reduction.iteration
+        if iteration.run is Run.RUNS and iteration.progress is not Progress.SENT:
+            self._perform(iteration.enter(Event.BACKWARD_END))
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        # The same outputs once more: their gradients come from as many forwards as before.
-        self.reduction.iteration = Iteration(self.reduction.iteration.num_forwards if self.state.is_repeated else 0)
-        self.usage.unused.clear()
+    def _perform(self, actions: tuple[Action, ...], *, repeats: bool = False) -> None:
+        """Perform the actions of an event; of one that opens an iteration, `repeats`: it is no forward."""
+        for action in actions:
+            match action:
+                case Action.ARM:
+                    self._arm(repeats=repeats)
+                case Action.WATCH:
+                    self._watch_backward()
+                case Action.ANNOUNCE:
+                    self._announce()
+                case Action.LAUNCH:
+                    self.launch_full_buckets()
+                case Action.RESOLVE:
+                    for full in self.expectation.resolve_unused():
+                        self._bucket_is_full(full)
+                case Action.ASK:
+                    self.expectation.ask()
+                case Action.FINALIZE:
+                    self._finalize()
+                case Action.DISARM:
+                    self.arrivals.disarm()
+
+    def _arm(self, *, repeats: bool = False) -> None:
+        reduction, last = self.reduction, self.reduction.iteration
+        iteration = Iteration(
+            reduction.rank, last.number + 1, len(self.buckets), last.progress, last.run, is_repeated=repeats
+        )
+        if repeats:  # the same outputs once more: their gradients come from as many forwards as before
+            iteration.num_forwards = last.num_forwards
+        if (promise := reduction.learnt.promise) is not None:
+            iteration.used_anywhere = promise.used
+        reduction.iteration = iteration
         self.telemetry.current.backward_start = NEVER
-        self.arrivals.arm(static=self.reduction.options.static_graph)
-        self.reduction.iteration_begins()
-        self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
+        self.arrivals.arm(static=self._chosen.is_static)
+        if self.arrivals.learns:
+            reduction.order.iteration_begins()
+        self.expectation = self._chosen
+        self._chosen.iteration_begins()
+        hooks = reduction.user_hooks
+        if (search := self.hooks.come_last() or self.arrivals.learns_order) or hooks.hooked:
+            hooks.iteration_begins(search=search)
 
     def _watch_backward(self) -> None:
-        self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        tally = backwards.join(self, self._ends.next(), self.reduction.order.now())
-        self.reduction.backward_begins(tally, is_compiled=self._backward.is_compiled)
-        self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
-        self.parts.early_moves.begin()
+        reduction, order, run = self.reduction, self.reduction.order, company.join(self)
+        self._backward = Backward(run.number, is_compiled=run.is_compiled)
+        self._expect_end()
+        if run.is_compiled and isinstance(self._chosen, Every):
+            self.expectation = Captured(reduction)
+        if self.arrivals.learns or self.ranks_may_differ:
+            run.count(self, order.now)
+        order.backward_begins(run.tallies.get((reduction.group, self.device)) if run.tallies else None)
+        self.expectation.backward_begins()
+        if (search := self.hooks.come_last()) or reduction.user_hooks.hooked:
+            reduction.user_hooks.backward_begins(search=search)
+        self.early_moves.begin()
         if self.telemetry.current.backward_start == NEVER:
             self.telemetry.current.backward_start = now_ns()
-            self.planning.backward_begins()
+            if self.planning.device_times is not None and self.arrivals.learns_order:
+                self.planning.device_times.begin()
 
-    def _expect(self) -> None:
-        for bucket in self.absences.when_backward_begins(self._backward):
-            self._bucket_full(bucket)
+    def counts_with(self, tally: company.Tally) -> None:
+        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
+        if self.reduction.order.tally is None:
+            self.reduction.order.backward_begins(tally)
 
-    @without_grad
-    def _launch_full_buckets(self) -> None:
-        if BucketPhase.FULL not in self.state.buckets:
-            return
-        self.reduction.read_forecast()
-        num_launched = self.state.num_launched
-        if backwards.may_send(self):
-            self.reduction.launch_next()
-            if num_launched < self.state.num_launched and not self.state.num_sure:
-                backwards.has_sent(self)
-        if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
-            self.reduction.agree_on_skipped()
-            self.state.release()
-            self.reduction.launch_next()
-        if num_launched < self.state.num_launched == len(self.buckets):
-            self._handle(Event.LAST_LAUNCHED)
-            if self._backward.is_compiled and self.state.phase is Phase.REDUCED:
-                backwards.end_alone(self)
+    def _announce(self) -> None:
+        absent = self.expectation.absent_at_start()
+        if absent:
+            self.reduction.iteration.unused.update(absent)
+            for full in self.arrivals.exclude(absent):
+                self._bucket_is_full(full)
+
+    def _forget_iteration(self) -> None:
+        self.reduction.iteration = Iteration(self.reduction.rank, self.reduction.iteration.number, len(self.buckets))
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
-        self.reduction.user_hooks.backward_ended(self.usage.unused, self.reduction.here())
+        reduction, iteration, learnt = self.reduction, self.reduction.iteration, self.reduction.learnt
+        if reduction.user_hooks.hooked:
+            reduction.user_hooks.backward_ended(iteration.unused, reduction.prefix)
         self.arrivals.end_iteration()
-        if not (refused := self.reduction.a_rank_refuses()):
-            self.reduction.hand_out_averages()
-        self.usage.end_iteration()
+        refused = iteration.usage is not None and self.expectation.a_rank_refuses()
+        if not refused:
+            reduction.order.iteration_ends(iteration.filled, iteration.arrived)
+            reduction.finalize_buckets()
+        if learnt.last_unused != iteration.unused:
+            learnt.looks_static = learnt.looks_static and learnt.last_unused is None
+            learnt.last_unused = set(iteration.unused)
+        reduction.used_locally.clear()
+        reduction.follows_local = False
         if self.telemetry.end() and is_verbose():
-            milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
+            milestone(messages.times(reduction.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
-            if self.usage.num_reading < size_of(self.group):
-                self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it
-            self.reduction.refuse_together()
-        self.peers.step += 1
+            if not reduction.all_read:
+                self._perform(iteration.enter(Event.REFUSED))  # the others go on, until they hear of it
+            reduction.refuse_together()
+        reduction.peers.step += 1
+
+    # -- names of torch's reducer that other projects call (docs/private_names.md) -------------------------------------
+
+    def _rebuild_buckets(self) -> bool:
+        return self.rebuild_buckets()
+
+    def _check_reducer_finalized(self) -> None:
+        self.check_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.remove_hooks()
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Have the first bucket wait for what a join context was told of this forward."""
+        self.reduction.join_agreements.append(partial(collectives.finished, work, "all_reduce"))
+
+    def _delay_all_reduce(self) -> None:
+        """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
+
+    def _get_local_used_map(self) -> Tensor:
+        """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
+        return torch.tensor(self.reduction.num_users(), dtype=torch.int32, device="cpu")
+
+    def _ddp_graph_static(self) -> bool:
+        return self.reduction.learnt.looks_static
+
+
+def _nothing() -> None:
+    """Do nothing: keeps nobody alive."""

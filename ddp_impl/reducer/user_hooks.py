@@ -14,13 +14,14 @@ class UserHooks:
     """Watches the parameters that have hooks of the user's own, called when their gradients have been accumulated.
 
     An optimizer in such a hook steps on this rank's gradient: averages come later. Its signs are that the gradient is
-    gone or that the parameter has changed when the backward ends. Parameters without such hooks cost nothing.
+    gone or that the parameter has changed when the backward ends. Parameters without such hooks cost nothing. `hooked`:
+    those that are watched.
     """
 
     def __init__(self, members: Sequence[ManagedParameter]) -> None:
         """Watch nothing until an iteration begins."""
         self._members = members
-        self._hooked: list[ManagedParameter] = []
+        self.hooked: list[ManagedParameter] = []
         self._versions: dict[int, int] = {}
         self._gone: set[int] = set()
         self._seen: set[int] = set()
@@ -40,21 +41,22 @@ class UserHooks:
         """Remember the parameters as they are; with `search`, hooks have come since the iteration began."""
         if search:
             self._search()
-        self._versions = {member.index: version_of(member.parameter) for member in self._hooked}
+        self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
 
     def _search(self) -> None:
-        self._hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+        self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
         """Note parameters whose gradients came and were not there any more when their bucket was full."""
-        self._gone.update(indices)
+        if self.hooked:
+            self._gone.update(indices)
 
     def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
         """Look at the parameters with these indices before their averages are handed out, and they step perhaps.
 
         `unused` are those without a gradient. What was looked at in this iteration is not looked at again.
         """
-        for member in self._hooked:
+        for member in self.hooked:
             if member.index not in indices or member.index in self._seen:
                 continue
             self._seen.add(member.index)

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +27,7 @@ from ddp_impl.base.errors import CommunicationError, ReductionError, ReplicaMism
 from ddp_impl.base.logs import log
 from ddp_impl.torch_internals.distributed import Store
 from ddp_impl.wire.groups import rank_in, size_of
-from ddp_impl.wire.slow_waits import SlowWaits
+from ddp_impl.wire.slow_waits import SlowWaits, Wait
 
 #: How long the others' words are waited for.
 _PATIENCE_S = 0.5
@@ -70,39 +70,63 @@ class Peers:
         self.group = group
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
+        self.wait: Wait | None = None  # what this rank waits for now
+        self.company = _Company.of(group)
         self._told: Word | None = None
-        self._said: tuple[str, ...] = ()  # the keys of the last step in which `all_say` was asked
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
-        self.number = 0 if copy_of else _count(group)
-        self._name = f"{copy_of}.{_count(group, copy_of)}" if copy_of else f"{self.number}"
+        self.number = 0 if copy_of else self.company.count()
+        self._name = f"{copy_of}.{self.company.count(copy_of)}" if copy_of else f"{self.number}"
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
-        for other in () if copy_of else _all_living():
-            other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
-        key, living = id(self), _living  # by the end of the process the name may stand for nothing
-        living[key] = weakref.ref(self, lambda _: living.pop(key, None))
+        if not copy_of:
+            for other in self.company.wrappers:
+                other._is_past = other._is_past or bool(other.lost or other.broke_off)
+            self.company.has_failed = False
+        self.company.wrappers.add(self)
+        slow_waits.add(self)
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""
-        _slow_waits.serve(wrapper)
+        slow_waits.serve(wrapper)
 
-    def lost_by_another(self) -> str:
-        """Return why no collective of this wrapper may follow: one of another wrapper of the group has failed here.
+    def why_lost(self) -> str:
+        """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
 
-        The same where a backward of the other broke off on this rank and not on all: those wait for it, and would take
-        what comes next in the group for an answer.
+        The same where a backward of another of the group broke off on this rank and not on all: those wait for it, and
+        would take what comes next in the group for an answer.
         """
-        if len(_living) == 1:
-            return ""
-        for other in [other for other in _all_living() if other is not self and other.group is self.group]:
-            if other._is_past:
-                continue
+        if self.lost or not self.company.has_failed:
+            return self.lost
+        for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
             if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
                 other.lost = messages.broke_off_here(rank_in(self.group))
             if other.lost:
                 return messages.lost_by_another(other.lost)
         return ""
+
+    def refuse_lost(self, phase: str, what: Description, *, of_others: bool = True) -> None:
+        """Raise `CommunicationError` where no collective of this wrapper may follow."""
+        if lost := self.why_lost():
+            error = CommunicationError(lost)
+            (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
+            raise error
+
+    def begin_wait(self, phase: str, what: Description) -> None:
+        """Note that this rank waits for `what`, so that it is logged if it takes long; `wait = None` ends it."""
+        self.wait = (time.monotonic(), phase, what)
+        if slow_waits.watcher is None:
+            slow_waits.start()
+
+    def failed(self, phase: str, what: Description, error: BaseException, *, of_others: bool = True) -> None:
+        """Take note that a collective raised `error`: no other may follow. Adds what is known to it.
+
+        That is what the other ranks said, if this one waited for them, or else where it was.
+        """
+        self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
+        self.wait, self.company.has_failed = None, True
+        if isinstance(error, Exception):
+            (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
 
     @property
     def copied_now(self) -> str:
@@ -114,20 +138,25 @@ class Peers:
         """Whether a backward of this wrapper raised when gradients had come."""
         return self._told is not None and self._told.unfinished
 
-    def telling(self, phase: str) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def telling(self, phase: str) -> Iterator[None]:
         """Leave word of an exception that the block raises."""
-        return _Telling(self, phase)
+        try:
+            yield
+        except BaseException as error:
+            self.raised(phase, error, error.__traceback__)
+            raise
 
     def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
         """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
 
         No block is entered after one that failed, as with `communicating`.
         """
-        return _InStep(self, phase, what, self._explain_wait)
+        return _InStep(self, phase, what, of_others=True)
 
     def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
         """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
-        return _InStep(self, phase, what, self._say_where)
+        return _InStep(self, phase, what, of_others=False)
 
     def _explain_wait(self, phase: str, what: str, error: Exception) -> None:
         if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
@@ -145,11 +174,13 @@ class Peers:
     def _say_where(self, phase: str, what: str, error: Exception) -> None:
         error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
 
-    def speak_of_slow_wait(self, phase: str, what: str, step: int, seconds: float) -> None:
+    def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
 
         The same word serves others that look later: it is no reason of a failure.
         """
+        _, phase, described = wait
+        what, step = _in_words(described), self.step
         rank, store = rank_in(self.group), self._store()
         log.warning(messages.waits_long(rank, what, phase, step, seconds))
         if store is None:
@@ -187,57 +218,11 @@ class Peers:
             return
         rank = rank_in(self.group)
         self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
+        self.company.has_failed |= unfinished
         store = self._store()
         if store is not None and size_of(self.group) > 1:
             with contextlib.suppress(Exception):  # the error that is being raised matters more
                 store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
-
-    def say(self, what: str) -> bool:
-        """Count this rank among those that say `what` in this step; return whether it could: there may be no store."""
-        store = self._store()
-        if store is None:
-            return False
-        with contextlib.suppress(Exception):  # the step needs no store
-            store.add(self._of_step("speakers"), 1)
-            store.add(self._of_step(what), 1)
-            return True
-        return False
-
-    def all_say(self, what: str) -> bool:
-        """Return whether all ranks have said `what` by now, as this rank has; all must be in this step."""
-        store = self._store()
-        if store is None:
-            return True
-        for key in self._said if rank_in(self.group) == 0 else ():  # all have read what they said in an earlier step
-            with contextlib.suppress(Exception):
-                store.delete_key(key)
-        self._said = (self._of_step("speakers"), self._of_step(what))
-        try:
-            return store.add(self._of_step(what), 0) == size_of(self.group)
-        except Exception:  # nothing is known
-            return True
-
-    def speakers_say(self, what: str, *, alone: bool) -> bool:
-        """Return whether all ranks that have said something in this step, as this rank has, say `what` now.
-
-        All of them must call it; `alone` where there is no other. Waits a moment for them: a store has no call that
-        waits for a number.
-        """
-        store = self._store()
-        with contextlib.suppress(Exception):
-            num_speakers = 0 if store is None else store.add(self._of_step("speakers"), 0)
-            if store is None or num_speakers < 2:
-                return alone
-            store.add(self._of_step(what), 1)
-            store.add(self._of_step("answers"), 1)
-            end = time.monotonic() + _STORE_ANSWERS_S
-            while store.add(self._of_step("answers"), 0) < num_speakers and time.monotonic() < end:
-                time.sleep(0.01)
-            return bool(store.add(self._of_step(what), 0) == num_speakers)
-        return False
-
-    def _of_step(self, what: str) -> str:
-        return f"ddp_impl/{self._name}/{self.step}/{what}"
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
@@ -291,79 +276,57 @@ class Peers:
             return None
 
 
-class _Telling:
-    """The block of `Peers.telling`. A class costs a forward less than a generator does."""
-
-    __slots__ = ("_peers", "_phase")
-
-    def __init__(self, peers: Peers, phase: str) -> None:
-        self._peers, self._phase = peers, phase
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._peers.raised(self._phase, error, error.__traceback__)
-
-
 class _InStep:
     """Keeps the ranks' collectives in step: after a block that raised, none is entered, and `Peers.lost` says why.
 
-    Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`. `explain`
-    adds to an exception what there is to say. Two of these run for each bucket: `what` it is about is put into words
-    only where somebody hears of it.
+    Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`. `what` it is
+    about is put into words only where somebody reads them.
     """
 
-    __slots__ = ("_explain", "_peers", "_phase", "_step", "_what")
+    __slots__ = ("_of_others", "_peers", "_phase", "_what")
 
-    def __init__(
-        self, peers: Peers, phase: str, what: Description, explain: Callable[[str, str, Exception], None]
-    ) -> None:
-        self._peers, self._phase, self._what, self._explain = peers, phase, what, explain
-        self._step = peers.step
+    def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
+        self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others
 
     def __enter__(self) -> None:
         peers = self._peers
-        if lost := peers.lost or peers.lost_by_another():
-            error = CommunicationError(lost)
-            self._explain(self._phase, self._words(), error)
-            raise error
+        peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
         if size_of(peers.group) > 1:
-            _slow_waits.begin(peers, self._speak)
+            peers.begin_wait(self._phase, self._what)
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        peers = self._peers
+        self._peers.wait = None
         if error is not None:
-            peers.lost = messages.lost(rank_in(peers.group), self._words(), self._phase, self._step)
-        _slow_waits.end(peers)
-        if isinstance(error, Exception):
-            self._explain(self._phase, self._words(), error)
-
-    def _words(self) -> str:
-        return self._what if isinstance(self._what, str) else self._what()
-
-    def _speak(self, seconds: float) -> None:
-        self._peers.speak_of_slow_wait(self._phase, self._words(), self._step, seconds)
+            self._peers.failed(self._phase, self._what, error, of_others=self._of_others)
 
 
-def _count(group: dist.ProcessGroup, copy_of: str = "") -> int:
-    """Return how many wrappers, or copies of one, `group` had before this one; a rank not in it need not count."""
-    if not isinstance(group, dist.ProcessGroup):
-        return 0
-    counter = _num_wrappers.setdefault(group, Counter())
-    counter[copy_of] += 1
-    return counter[copy_of] - 1
+class _Company:
+    """The wrappers of one group. `has_failed`: a collective or a backward of one of them has, and is not past."""
+
+    def __init__(self) -> None:
+        self.wrappers: weakref.WeakSet[Peers] = weakref.WeakSet()
+        self.has_failed = False
+        self._counts: Counter[str] = Counter()
+
+    @staticmethod
+    def of(group: dist.ProcessGroup) -> _Company:
+        """Return that of `group`; of no group, to which this rank does not belong, one that nobody shares."""
+        return _companies.setdefault(group, _Company()) if isinstance(group, dist.ProcessGroup) else _Company()
+
+    def count(self, copy_of: str = "") -> int:
+        """Return how many wrappers, or copies of one, the group had before this one."""
+        self._counts[copy_of] += 1
+        return self._counts[copy_of] - 1
 
 
-_num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
-#: By identity. Each wait asks how many there are, and a WeakSet would count them in Python.
-_living: dict[int, weakref.ref[Peers]] = {}
-_slow_waits = SlowWaits()
+_companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
+slow_waits = SlowWaits()
+
+
+def _in_words(what: Description) -> str:
+    return what if isinstance(what, str) else what()
 
 
 @atexit.register
@@ -371,9 +334,6 @@ def _say_why_the_process_ends() -> None:
     """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        for peers in _all_living():
-            peers.ended_by(error)
-
-
-def _all_living() -> list[Peers]:
-    return [peers for ref in list(_living.values()) if (peers := ref()) is not None]
+        for company in list(_companies.values()):
+            for peers in list(company.wrappers):
+                peers.ended_by(error)

@@ -1,87 +1,101 @@
-"""Says on a rank that has waited long for the others what it waits for: while nothing has failed, nobody else would.
+"""Logs on a rank that has waited long for the others what it waits for: while nothing has failed, nobody else would.
 
 A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo.
-One thread of the process looks at its waits a few times a second. It ends with the last wrapper, and by itself when
-nobody has waited for a moment: a wrapper may live on for a while in circles of references. Beginning and ending a wait
-cost an entry in a dictionary.
+One thread of the process looks at the ranks' waits a few times a second. It ends with the last wrapper, and by itself
+when nobody has waited for a moment: a wrapper may live on for a while in circles of references. Beginning and ending a
+wait cost the assignment of an attribute.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-#: After how many seconds of waiting a rank speaks.
+#: After how many seconds of waiting a rank logs it.
 SLOW_S: Final = 30.0
 #: How often the thread looks, and how long it goes on when nobody waits.
 _PERIOD_S = 0.2
-#: How long the thread may take to end with the last wrapper: what it says at that moment.
+#: How long the thread may take to end with the last wrapper: what it logs at that moment.
 _ENDS_WITHIN_S = 1.0
 
+#: When a wait began (on the monotonic clock), in which phase, and for what, or a function that says it.
+Wait = tuple[float, str, str | Callable[[], str]]
 
-@dataclass(slots=True)
-class _Wait:
-    """A wait since `begun` (of the monotonic clock), and what to do when it is slow, which is given its seconds."""
 
-    speak: Callable[[float], None]
-    begun: float = field(default_factory=time.monotonic)
-    has_spoken: bool = False
+class Waiter(Protocol):
+    """Who waits: `wait` is what for, None while it does not."""
+
+    wait: Wait | None
+
+    def log_slow_wait(self, wait: Wait, seconds: float) -> None:
+        """Log a wait that has lasted so long; called once, in another thread."""
 
 
 class SlowWaits:
-    """The waits of this process; that of a waiter ends before it begins another."""
+    """Watches the waits of this process's waiters. `watcher`: the thread that does, None while there is none.
+
+    Who begins a wait sets its attribute first and starts the watcher, if there is none, second.
+    """
 
     def __init__(self, slow_s: float = SLOW_S) -> None:
-        """Speak of waits that last longer than `slow_s` seconds."""
+        """Log waits that last longer than `slow_s` seconds."""
+        self.watcher: threading.Thread | None = None
         self._slow_s = slow_s
-        self._waits: dict[int, _Wait] = {}
-        self._num_begun = self._num_served = 0
+        self._waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
+        self._num_served = 0
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._watcher: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forget_watcher)  # threads do not live on in a fork
+
+    def add(self, waiter: Waiter) -> None:
+        """Watch the waits of `waiter` for as long as it lives."""
+        self._waiters.add(waiter)
 
     def serve(self, wrapper: object) -> None:
-        """Watch waits for as long as `wrapper` lives, or another that is served."""
+        """Keep the watcher for as long as `wrapper` lives, or another that is served."""
         self._num_served += 1
         weakref.finalize(wrapper, self._leave).atexit = False
 
+    def start(self) -> None:
+        """Start the watcher unless there is one."""
+        with self._lock:
+            if self.watcher is None:
+                self._is_over.clear()
+                self.watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
+                self.watcher.start()
+
     def _leave(self) -> None:
         self._num_served -= 1
-        watcher = self._watcher
+        watcher = self.watcher
         if self._num_served == 0 and watcher is not None:
             self._is_over.set()
             if watcher is not threading.current_thread():
                 watcher.join(_ENDS_WITHIN_S)
 
-    def begin(self, waiter: object, speak: Callable[[float], None]) -> None:
-        """Note a wait; `speak(seconds)` is called once, in another thread, if it is slow."""
-        with self._lock:
-            self._waits[id(waiter)] = _Wait(speak)
-            self._num_begun += 1
-            if self._watcher is None or not self._watcher.is_alive():  # it does not live on in a fork
-                self._is_over.clear()
-                self._watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
-                self._watcher.start()
-
-    def end(self, waiter: object) -> None:
-        """Forget a wait."""
-        self._waits.pop(id(waiter), None)
+    def _forget_watcher(self) -> None:
+        self.watcher, self._lock = None, threading.Lock()
 
     def _watch(self) -> None:
-        num_before = -1
+        logged: Wait | None = None
+        idle_before = False
         while not self._is_over.wait(_PERIOD_S):
             now = time.monotonic()
-            for wait in list(self._waits.values()):
-                if not wait.has_spoken and now - wait.begun >= self._slow_s:
-                    wait.has_spoken = True
-                    wait.speak(now - wait.begun)
-            with self._lock:
-                if not self._waits and self._num_begun == num_before:
-                    self._watcher = None
+            waiting = [(waiter, wait) for waiter in list(self._waiters) if (wait := waiter.wait) is not None]
+            for waiter, wait in waiting:
+                if wait is not logged and now - wait[0] >= self._slow_s:
+                    logged = wait
+                    waiter.log_slow_wait(wait, now - wait[0])
+            if not waiting and idle_before:
+                self.watcher = None
+                # A wait that began before this line and saw the watcher there is seen here; a later one starts another.
+                if not any(waiter.wait for waiter in list(self._waiters)):
                     return
-                num_before = self._num_begun
-        self._watcher = None
+                self.watcher = self.watcher or threading.current_thread()
+                if self.watcher is not threading.current_thread():
+                    return
+            idle_before = not waiting
+        self.watcher = None

@@ -1,21 +1,21 @@
-"""The wrappers that take part in one backward: they begin together, send in one order, and end together.
+"""The wrappers that take part in one run of autograd's engine: they begin together, send in one order, end together.
 
-A rank's gradients come in the order of its own graph. Of two wrappers, the one that autograd reaches first on this rank
-is perhaps the second on another. What a wrapper sends because a backward begins or ends is therefore sent by all
+A rank's gradients arrive in the order of its own graph. Of two wrappers, the one that autograd reaches first on this
+rank is perhaps the second on another. What a wrapper sends because a backward begins or ends is therefore sent by all
 wrappers of that backward at one moment, in the order of their construction, which is the same on every rank of a group.
-Between the two, a wrapper sends a bucket when those that were built after it, which a backward mostly comes to first,
-have sent all that they are sure to send. Where no wrapper expects ranks to differ (`find_unused_parameters`), none
-waits for another: then gradients come in one order on all ranks.
+Between the two, a wrapper sends a bucket when those that were built after it, which a backward mostly reaches first,
+have sent all that they are certain to send. Where no wrapper expects ranks to differ (`find_unused_parameters`), none
+waits for another: then gradients arrive in one order on all ranks.
 
-A gradient of a parameter that a waiting wrapper shares with another, an output of which the backward has come to, is
-the other's: the wrapper waits on, unless the backward comes to an output of its own. What a rank's backward comes to
+A gradient of a parameter that a waiting wrapper shares with another, an output of which the backward has reached, is
+the other's: the wrapper waits on, unless the backward reaches an output of its own. What a rank's backward reaches
 besides is no business of the other ranks, which may run none.
 
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
 one averages is what the backward brought, not what another has already averaged.
 
 Compiled autograd reports no end at which an error could be raised: it drops the callback. There each wrapper hands out
-by itself, when its last gradient has come.
+by itself, when its last gradient has arrived.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from types import TracebackType
 from typing import Protocol
 
@@ -41,19 +42,18 @@ class Participant(Protocol):
 
     `construction`: its place in the order in which this process built wrappers; a copy stands behind what it is a copy
     of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and with what it
-    communicates. `in_company`: other wrappers may take part in its backwards, on every rank of the group alike.
-    `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
+    communicates. `may_share_backward`: other wrappers may take part in its backwards, on every rank of the group alike.
+    `ranks_may_differ`: ranks exchange what they use, as it may not be the same. `engine_run`: what it takes part in.
     """
 
     construction: Construction
-    in_company: bool
+    may_share_backward: bool
+    ranks_may_differ: bool
     device: torch.device
+    engine_run: EngineRun | None
 
     @property
     def group(self) -> dist.ProcessGroup: ...  # noqa: D102
-
-    @property
-    def ranks_may_differ(self) -> bool: ...  # noqa: D102
 
     @property
     def last_backward(self) -> int | None:
@@ -61,7 +61,7 @@ class Participant(Protocol):
 
     @property
     def is_reached(self) -> bool:
-        """Whether the backward that runs now is known to have come to an output of this wrapper's."""
+        """Whether the backward that runs now is known to have reached an output of this wrapper's."""
 
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
@@ -87,6 +87,12 @@ class Participant(Protocol):
     def all_have_handed_out(self) -> None:
         """Do what needs the final gradients."""
 
+    def counts_with(self, tally: Tally) -> None:
+        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
+
+    def engine_run_is_over(self) -> None:
+        """Take note that the run, however it ended, is over; raise nothing."""
+
     def compiled_backward_ended(self) -> None:
         """Take note that a backward is over which compiled autograd ran; raise nothing."""
 
@@ -94,48 +100,68 @@ class Participant(Protocol):
         """Take note that the backward with this number will not end."""
 
 
+#: Every reducer of this process that its garbage collector has not taken, by identity: a WeakSet would be walked, step
+#: by step, in Python.
+_living: dict[int, weakref.ref[Participant]] = {}
+#: The engine runs that a wrapper takes part in, by their number.
+_running: dict[int, EngineRun] = {}
+
+
 def construction(copied: Construction) -> Construction:
     """Return the place of a wrapper that is being built, or made as a copy of the one at `copied`."""
     return (*copied, next(_constructions))
 
 
-def others_live() -> bool:
-    """Whether this process has a wrapper by now, as far as its garbage collector has come: that of no other rank."""
+def wrapper_lives() -> bool:
+    """Whether any wrapper is alive here. Garbage collection makes the answer rank-local."""
     return bool(_living)
 
 
 def watch_for(participant: Participant) -> None:
     """Have `participant` begin with others, for as long as it lives."""
-    _living.add(participant)
+    key, living = id(participant), _living
+    living[key] = weakref.ref(participant, lambda _: living.pop(key, None))
 
 
-def keep_company(participant: Participant) -> None:
-    """Have those that live be in company if `participant` is; called where all ranks know of it.
+def _all_living() -> list[Participant]:
+    return [one for ref in list(_living.values()) if (one := ref()) is not None]
+
+
+def mark_shared(participant: Participant) -> None:
+    """Have all that live share backwards if `participant` does; called where all ranks know of it.
 
     They do when they have agreed on it, and when it runs a forward. Of a copy that one rank has made alone they do not.
     """
-    if participant.in_company:
-        for other in _living:
-            other.in_company = True
+    if participant.may_share_backward and len(_living) > 1:
+        for other in _all_living():
+            other.may_share_backward = True
 
 
 def has_an_order(participant: Participant) -> bool:
     """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses.
 
     Not whether others live now: some rank keeps what the others have let go of, and a thread of a backend may hold what
-    a backward needs for a moment longer. It stays so once several were there.
+    a backward needs for a moment longer. The flag is sticky.
     """
-    return participant.in_company and any(one.ranks_may_differ for one in _living)
+    if not participant.may_share_backward:
+        return False
+    if participant.ranks_may_differ:
+        return True
+    for ref in list(_living.values()):
+        one = ref()
+        if one is not None and one.ranks_may_differ:
+            return True
+    return False
 
 
-def is_anothers(participant: Participant) -> bool:
-    """Whether the backward that runs now is that of a wrapper other than `participant`, as far as it has come."""
-    return any(one.is_reached for one in _living if one is not participant)
+def backward_belongs_to_other(participant: Participant) -> bool:
+    """Whether the backward that runs now is that of a wrapper other than `participant`, as far as it has run."""
+    return any(one.is_reached for one in _all_living() if one is not participant)
 
 
 def takes_part(participant: Participant) -> bool:
     """Whether `participant` takes part in the backward that runs now, or in one within which that runs."""
-    return any(participant in backward.participants for backward in _running.values())
+    return any(participant in run.participants for run in _running.values())
 
 
 def begin(participant: Participant) -> None:
@@ -143,12 +169,12 @@ def begin(participant: Participant) -> None:
 
     Collective for those that exchange something then.
     """
-    joining = [participant]
-    if has_an_order(participant):
-        repeated = participant.last_backward
-        others = [other for other in _living if other is not participant and other.begins_with_others(repeated)]
-        joining = sorted([participant, *others], key=_construction)
-    for one in joining:
+    if not has_an_order(participant):
+        participant.backward_begins()
+        return
+    repeated = participant.last_backward
+    others = [other for other in _all_living() if other is not participant and other.begins_with_others(repeated)]
+    for one in sorted([participant, *others], key=_construction):
         one.backward_begins()
 
 
@@ -159,7 +185,7 @@ def may_send(participant: Participant) -> bool:
 
 
 def has_sent(participant: Participant) -> None:
-    """Have the others send what waited for `participant`, which has sent all that it is sure to send."""
+    """Have the others send what waited for `participant`, which has sent all that it is certain to send."""
     waiting = [one for one in _rivals(participant) if one.construction < participant.construction]
     for one in sorted(waiting, key=_construction, reverse=True):
         one.send_what_waits()
@@ -167,28 +193,25 @@ def has_sent(participant: Participant) -> None:
 
 def _rivals(participant: Participant) -> list[Participant]:
     """Return the other wrappers of the backward whose buckets must not meet those of `participant`."""
-    backward = next((one for one in _running.values() if participant in one.participants), None)
-    if backward is None or len(backward.participants) == 1:
-        return []
-    rivals = [
+    run = participant.engine_run
+    return [
         one
-        for one in backward.participants
+        for one in (run.participants if run is not None else ())
         if one is not participant and one.group is participant.group and one.device == participant.device
     ]
-    return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
-def join(participant: Participant, is_over: Callable[[], None], num_begun: int) -> Tally:
-    """Have `participant` end with the backward that runs now; `is_over` is called last, whether it ended or raised.
-
-    `num_begun`: how many collectives its group has begun by now. Returns the tally of the group's in this backward.
-    """
+def join(participant: Participant) -> EngineRun:
+    """Have `participant` end with the backward that runs now; return it."""
     number = current_backward()
-    backward = _running.get(number)
-    if backward is None:
-        backward = _running[number] = _Backward(number)
-    backward.add(participant, is_over)
-    return backward.tallies.setdefault((participant.group, participant.device), Tally(num_begun))
+    run = _running.get(number)
+    if run is None:
+        run = _running[number] = EngineRun(number)
+    participant.engine_run = run
+    if participant not in run.participants:
+        run.participants.append(participant)
+    run.has_rivals = len(run.participants) > 1 and any(one.ranks_may_differ for one in run.participants)
+    return run
 
 
 @torch.no_grad()
@@ -198,72 +221,87 @@ def end_alone(participant: Participant) -> None:
         step(participant)
 
 
-@dataclass
+@dataclass(slots=True)
 class Tally:
     """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
 
-    `last`: how many it had begun before their last bucket left; None until one has. `num_come`: how many gradients have
-    come to wrappers that learn from this backward, and how many buckets of others are full, as far as these expect the
-    same ones on all ranks.
+    `num_arrived`: how many gradients have arrived at wrappers that learn from this backward, and how many buckets of
+    others are full, as far as these expect the same ones on all ranks.
     """
 
     before: int = 0
     own: int = 0
-    last: int | None = None
-    num_come: int = 0
+    num_arrived: int = 0
 
 
-class _Backward:
-    """One run of autograd's engine, and who takes part in it."""
+class EngineRun:
+    """One run of autograd's engine, and who takes part in it.
+
+    `has_rivals`: the buckets of several wrappers must not meet. `tallies`: of the groups in which somebody counts.
+    """
+
+    __slots__ = ("has_rivals", "is_compiled", "number", "participants", "tallies")
 
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
-        self._number = number
-        self._is_compiled = in_compiled_backward()
+        self.number = number
+        self.is_compiled = in_compiled_backward()
         self.participants: list[Participant] = []
-        self._is_over: list[Callable[[], None]] = []
+        self.has_rivals = False
         self.tallies: dict[tuple[dist.ProcessGroup, torch.device], Tally] = {}
         WhenBackwardEnds(self._ended, self._raised)
 
-    def add(self, participant: Participant, is_over: Callable[[], None]) -> None:
-        """Let one more take part."""
-        if participant not in self.participants:
-            self.participants.append(participant)
-        self._is_over.append(is_over)
+    def count(self, participant: Participant, now: Callable[[], int]) -> None:
+        """Count the collectives of the participant's group from here, which others may do already; all take part."""
+        key = (participant.group, participant.device)
+        if key not in self.tallies:
+            tally = self.tallies[key] = Tally(now())
+            for other in self.participants:
+                if (other.group, other.device) == key:
+                    other.counts_with(tally)
 
     def _ended(self) -> None:
-        _running.pop(self._number, None)
-        left = sorted(self.participants, key=_construction)
+        if torch.is_grad_enabled():  # with create_graph=True
+            with torch.no_grad():
+                return self._end()
+        return self._end()
+
+    def _end(self) -> None:
+        _running.pop(self.number, None)
+        participants = sorted(self.participants, key=_construction)
         errors: list[Exception] = []
         try:
             for step in (_send, _hand_out, _finish):
-                for participant in list(left):
+                for participant in list(participants):
                     try:
                         step(participant)
                     except Exception as error:
-                        left.remove(participant)
+                        participants.remove(participant)
                         errors.append(error)
         finally:
-            self._tell_over()
+            self._is_over(self.participants)
         if errors:
             for other in errors[1:]:
                 errors[0].add_note(f"Another DistributedDataParallel of this backward raised, too: {other}")
             raise errors[0]
 
     def _raised(self, error: BaseException | None, traceback: TracebackType | None) -> None:
-        _running.pop(self._number, None)
+        _running.pop(self.number, None)
         try:
             for participant in sorted(self.participants, key=_construction):
-                if self._is_compiled and traceback is None:
+                if self.is_compiled and traceback is None:
                     participant.compiled_backward_ended()
                 else:
-                    participant.backward_raised(self._number, error, traceback)
+                    participant.backward_raised(self.number, error, traceback)
         finally:
-            self._tell_over()
+            self._is_over(self.participants)
 
-    def _tell_over(self) -> None:
-        for is_over in self._is_over:
-            is_over()
+    def _is_over(self, participants: list[Participant]) -> None:
+        self.participants = []
+        for participant in participants:
+            around = [run for run in _running.values() if participant in run.participants]
+            participant.engine_run = around[0] if around else None
+            participant.engine_run_is_over()
 
 
 def _send(participant: Participant) -> None:
@@ -278,9 +316,4 @@ def _finish(participant: Participant) -> None:
     participant.all_have_handed_out()
 
 
-def _construction(participant: Participant) -> Construction:
-    return participant.construction
-
-
-_running: dict[int, _Backward] = {}
-_living: weakref.WeakSet[Participant] = weakref.WeakSet()
+_construction = attrgetter("construction")

@@ -1,0 +1,282 @@
+"""What a reducer expects of a backward, by the option that its user chose: four classes, of which one is in use.
+
+An expectation decides which buckets may leave within the backward, what counts as unused, and what ranks exchange about
+it. The reducer asks it at four moments and knows no option itself.
+
+=============================  =============================  ==============================  ==========================
+expectation                    a bucket leaves                unused is                       ranks exchange
+=============================  =============================  ==============================  ==========================
+`Every` (no option)            when it is full                frozen, and without gradient    nothing
+`Captured` (compiled autograd  when it is full                frozen, and not to be reached   nothing
+runs the backward)
+`Some`                         when it is full, if the        what did not arrive             before the first gradient,
+(`find_unused_parameters`)     forecast says that its                                         what is certain to arrive;
+                               gradients arrive on every                                      behind the last bucket,
+                               rank; else behind the backward                                 what was used
+`Same` (`static_graph`)        when it is full, if all ranks  what got no gradient in the     once, what the first
+                               use its parameters equally     first iteration                 iteration used
+                               often; else behind the
+                               backward
+=============================  =============================  ==============================  ==========================
+
+In the first iteration, whose order is learnt, all buckets leave behind the backward; so they do for good where ranks
+have found different orders (`order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.reducer.iteration import Promise
+from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.wire.round import Answer, Round
+
+#: More than once a parameter is rarely used; beyond this, how often is not compared.
+_MOST_TIMES = 1000
+
+
+class Expectation:
+    """Every parameter gets a gradient in every backward, on every rank: `Every`, and what the others begin with.
+
+    `allows_absence`: a parameter without a gradient counts as unused when the backward is over. `ranks_may_differ`: in
+    what they use, so they exchange it before an iteration's gradients arrive and after. `is_static`: every iteration
+    uses the same.
+    """
+
+    allows_absence = False
+    ranks_may_differ = False
+    is_static = False
+
+    def __init__(self, reduction: Reduction) -> None:
+        """Expect it of the gradients that `reduction` reduces."""
+        self.reduction = reduction
+        self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
+
+    # -- which buckets may leave within the backward ------------------------------------------------------------------
+
+    def iteration_begins(self) -> None:
+        """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
+        if self.reduction.order.ranks_diverge:
+            self.reduction.hold_all_back()
+
+    def backward_begins(self) -> None:
+        """Hold all buckets back as long as their order is not known."""
+        if self.arrivals.learns and not self.reduction.iteration.launched:
+            self.reduction.hold_all_back()
+
+    def await_forecast(self) -> None:
+        """Wait until it is known which buckets leave within the backward, if that is not known."""
+
+    def shadow_begins(self) -> None:
+        """Follow, on a rank without data, what the others exchange when their backward begins."""
+
+    # -- what counts as unused ----------------------------------------------------------------------------------------
+
+    def absent_at_start(self) -> Sequence[int]:
+        """Return the parameters of which all ranks know that this backward does not use them."""
+        last = self.reduction.learnt.last_unused
+        return [index for index in last if self.reduction.is_frozen(index)] if last else ()
+
+    def resolve_unused(self) -> list[int]:
+        """Take as unused what has not arrived, or leave it to another backward; return the buckets that are full now.
+
+        The backward is over.
+        """
+        frozen = [index for index in self.arrivals.missing if self.reduction.is_frozen(index)]
+        self.reduction.iteration.unused.update(frozen)
+        full = self.arrivals.exclude(frozen)
+        self.arrivals.report_next()
+        return full
+
+    def _resolve_all(self) -> list[int]:
+        iteration = self.reduction.iteration
+        iteration.unused.update(self.arrivals.conclude())
+        return [bucket for bucket in range(iteration.num_buckets) if bucket not in iteration.full]
+
+    def may_still_arrive(self, index: int) -> bool:
+        """Whether a parameter that counts as unused can still have its gradient in its bucket."""
+        iteration, bucket = self.reduction.iteration, self.arrivals.bucket_of[index]
+        return index in iteration.unused and bucket not in iteration.skipped and bucket not in iteration.launched
+
+    # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
+
+    def a_rank_refuses(self) -> bool:
+        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
+        if self.reduction.iteration.usage is None:
+            return False
+        with self.reduction.awaiting_usage():
+            return self.reduction.read_usage()
+
+    def refuse(self, error: ReductionError) -> None:
+        """Raise `error`: this rank cannot average what arrived."""
+        raise error
+
+
+class Every(Expectation):
+    """No option: every parameter gets a gradient."""
+
+
+class Captured(Expectation):
+    """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
+
+    def backward_begins(self) -> None:
+        """Hold nothing back: nobody reports when this backward ends."""
+
+    def absent_at_start(self) -> Sequence[int]:
+        """Return the frozen parameters that the captured graph does not reach."""
+        coming = enumerate(self.graph.coming())
+        return [index for index, comes in coming if not comes and self.reduction.is_frozen(index)]
+
+
+class Some(Expectation):
+    """`find_unused_parameters`: parameters may lack a gradient, and ranks may differ in which."""
+
+    allows_absence = True
+    ranks_may_differ = True
+
+    def iteration_begins(self) -> None:
+        """Let the forecast decide."""
+        if self.reduction.order.ranks_diverge:
+            self.reduction.hold_all_back()
+
+    def absent_at_start(self) -> Sequence[int]:
+        """Take nothing for unused, but tell the other ranks what this backward is certain to bring."""
+        reduction = self.reduction
+        if not reduction.iteration.has_forecast:
+            coming = self.graph.coming()
+            # Else it is torch.autograd.grad, perhaps on this rank alone.
+            if not reduction.hooks.are_removed and (any(coming) or reduction.anchor.is_coming()):
+                self._forecast(coming)
+        return ()
+
+    def _forecast(self, coming: Sequence[bool]) -> None:
+        """Start the exchange of which gradients are certain to arrive.
+
+        False means unknown: a nested backward can still produce the gradient. Of several forwards none is certain: each
+        rank may use a parameter in another of them, where its gradient arrives at another moment.
+        """
+        reduction = self.reduction
+        if reduction.iteration.num_forwards != 1:
+            coming = [False] * len(coming)
+        with reduction.order.counting_own_collectives(), reduction.awaiting_usage():
+            reduction.iteration.forecast = self._round(coming)
+        reduction.iteration.has_forecast = True
+
+    def _round(self, coming: Sequence[bool] | None) -> Round:
+        reduction = self.reduction
+        return Round(
+            reduction.group,
+            reduction.device,
+            counts=coming or [False] * len(self.members),
+            alike=list(reduction.order.digest()),
+            tells=coming is not None,
+        )
+
+    def _read(self, forecast: Round) -> None:
+        with self.reduction.awaiting_usage():
+            answer = forecast.result()
+        self.reduction.hold_back_uncertain(self.reduction.order.may_launch_in_backward(answer, self.reduction.buckets))
+
+    def await_forecast(self) -> None:
+        """Wait for the forecast; make it now if no output of forward was reached."""
+        iteration = self.reduction.iteration
+        if not iteration.has_forecast:
+            self._forecast(self.graph.coming())
+        forecast, iteration.forecast = iteration.forecast, None
+        if forecast is not None:
+            self._read(forecast)
+
+    def shadow_begins(self) -> None:
+        """Agree with whatever the others forecast."""
+        self._read(self._round(None))
+
+    def resolve_unused(self) -> list[int]:
+        """Count as unused whatever did not arrive."""
+        return self._resolve_all()
+
+    def ask(self) -> None:
+        """Ask in every iteration, and tell whether this rank refuses."""
+        self.reduction.start_usage()
+
+    def refuse(self, error: ReductionError) -> None:
+        """Have all ranks raise where they exchange what they used at the end of the backward.
+
+        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
+        """
+        if self.reduction.iteration.refusal is None:
+            self.reduction.iteration.refusal = error
+            self.reduction.peers.tell(str(error))
+
+
+class Same(Expectation):
+    """`static_graph`: every iteration uses the same parameters as the first one, equally often."""
+
+    allows_absence = True
+    is_static = True
+
+    def iteration_begins(self) -> None:
+        """Hold back the buckets whose parameters ranks do not use equally often."""
+        promise = self.reduction.learnt.promise
+        if self.reduction.order.ranks_diverge:
+            self.reduction.hold_all_back()
+        elif promise is not None:
+            self.reduction.hold_back_uncertain(promise.alike)
+
+    def absent_at_start(self) -> Sequence[int]:
+        """Return what the first iteration did not use."""
+        return self.arrivals.never_used
+
+    def resolve_unused(self) -> list[int]:
+        """Count as unused what did not arrive, when the last backward of the iteration is over.
+
+        A static graph may have several in one. One that reached no output of forward (of a loss which the module keeps,
+        say) does not end the iteration; a later one will.
+        """
+        iteration = self.reduction.iteration
+        if iteration.is_announced and not iteration.is_reached:
+            self.arrivals.report_next()
+            return []
+        return self._resolve_all()
+
+    def may_still_arrive(self, index: int) -> bool:
+        """Return False: what a static graph counts as unused stays so."""
+        return False
+
+    def ask(self) -> None:
+        """Ask once what ranks use and how often, and afterwards only for what none of them uses.
+
+        They know of the others, but not which of these got gradients under `no_sync`.
+        """
+        promise = self.reduction.learnt.promise
+        if promise is None and self.arrivals.learns_order:
+            times = self.arrivals.learnt or [0] * len(self.members)
+            self.reduction.start_usage(promised=[min(number, _MOST_TIMES) for number in times])
+        elif promise is not None and not all(promise.used):
+            self.reduction.start_usage(waits=True)
+
+    def a_rank_refuses(self) -> bool:
+        """Read the answer, and from the first one what every rank promises of the following iterations."""
+        learns = self.reduction.learnt.promise is None
+        refused = super().a_rank_refuses()
+        answer = self.reduction.learnt.last_usage
+        if learns and self.reduction.iteration.is_exchanged and answer is not None and answer.alike:
+            self.reduction.learnt.promise = _promise_in(answer, len(self.members))
+        return refused
+
+
+def _promise_in(answer: Answer, num_parameters: int) -> Promise:
+    used = answer.counts[-num_parameters:]
+    return Promise(used=[count > 0 for count in used], alike=answer.alike)
+
+
+def expectation_of(reduction: Reduction) -> Expectation:
+    """Return the expectation that the options of `reduction` ask for: the one place that chooses."""
+    if reduction.options.static_graph:
+        return Same(reduction)
+    if reduction.options.find_unused_parameters:
+        return Some(reduction)
+    return Every(reduction)

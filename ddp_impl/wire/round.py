@@ -1,0 +1,117 @@
+"""`Round`: one small all_reduce in which all ranks of a group exchange several facts at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_impl.torch_internals.distributed import reduces_on_host
+from ddp_impl.wire import collectives
+from ddp_impl.wire.groups import rank_in, size_of
+
+#: How long the digests are that ranks compare.
+NUM_BYTES = 4
+
+
+def digest(found: object) -> bytes:
+    """Return `NUM_BYTES` bytes that differ, almost surely, where the `repr` of what ranks have found differs."""
+    return hashlib.sha256(repr(found).encode()).digest()[:NUM_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What all ranks said: `counts[i]`, a sum; `alike[i]`, whether the ranks that told anything told the same number.
+
+    `of_rank_0`: what rank 0 said. `num_telling`: how many ranks told anything, of `num_ranks`.
+    """
+
+    counts: list[int]
+    alike: list[bool]
+    of_rank_0: list[int]
+    num_telling: int
+    num_ranks: int
+
+    @property
+    def certain(self) -> list[bool]:
+        """For each count whether every rank that told anything told 1."""
+        return [count == self.num_telling for count in self.counts]
+
+
+class Round:
+    """Starts when it is made; every rank makes it between the same two collectives, with lists of equal lengths.
+
+    A rank that does not `tell` agrees with whatever the others tell. With `waits` the host reads the answer within the
+    backward: it waits for the other ranks' hosts and not for its device, which is busy with the forward, where the
+    group can reduce on the host, and uses a stream of its own where it cannot.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        counts: Sequence[int] = (),
+        alike: Sequence[int] = (),
+        of_rank_0: Sequence[int] = (),
+        tells: bool = True,
+        waits: bool = True,
+    ) -> None:
+        """Start the exchange; `alike` numbers are small, because the ranks sum their squares as int32."""
+        first = list(of_rank_0) if rank_in(group) == 0 else [0] * len(of_rank_0)
+        told = [*counts, tells, *first, *alike, *(number * number for number in alike)]
+        if not tells:
+            told = [*[0] * (len(counts) + 1), *first, *[0] * (2 * len(alike))]
+        flags = torch.tensor(told, dtype=torch.int32, device="cpu")
+        self._sizes = (len(counts), 1, len(of_rank_0), len(alike), len(alike))
+        self._num_ranks = size_of(group)
+        on_host = device.type == "cpu" or (waits and reduces_on_host(group))
+        self._stream = torch.Stream(device) if waits and not on_host else None
+        with self._stream or nullcontext():
+            self._flags = flags if on_host else flags.pin_memory().to(device, non_blocking=True)
+            self._work = collectives.all_reduce_sum(self._flags, group)
+
+    def result(self) -> Answer:
+        """Wait for all ranks, on an accelerator for the device too; return what they told."""
+        with self._stream or nullcontext():
+            collectives.finished(self._work, "all_reduce", [self._flags])
+            return self._answer(self._flags)
+
+    def deferred(self) -> Deferred:
+        """Let the device wait for all ranks and copy the answer to the host; the host does not wait."""
+        collectives.finished(self._work, "all_reduce", [self._flags])
+        copy = torch.empty_like(self._flags, device="cpu", pin_memory=True).copy_(self._flags, non_blocking=True)
+        arrived = torch.Event(self._flags.device)
+        arrived.record(torch.accelerator.current_stream(self._flags.device))
+        return Deferred(self, copy, arrived)
+
+    def _answer(self, flags: Tensor) -> Answer:
+        counts, (num_telling,), first, sums, squares = (part.tolist() for part in flags.split(self._sizes))
+        # Equal numbers are those whose squared sum is the sum of squares times the ranks (Cauchy and Schwarz).
+        pairs = zip(sums, squares, strict=True)
+        alike = [total * total == num_telling * square for total, square in pairs]
+        return Answer(counts, alike, first, num_telling, self._num_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """An answer on its way from the device to the host."""
+
+    _round: Round
+    _copy: Tensor
+    _arrived: torch.Event
+
+    @property
+    def is_here(self) -> bool:
+        """Whether reading it makes nobody wait."""
+        return bool(self._arrived.query())
+
+    def read(self) -> Answer:
+        """Return the answer; the host waits for the device if it must."""
+        self._arrived.synchronize()
+        return self._round._answer(self._copy)
