@@ -405,8 +405,8 @@ def _judge(
             report = replace(report, performance=measured(subject, backend, console))
         if not report.scenarios:
             clear_folder(folder)
-        histories.write(folder)
         path = write_report(report, catalogue, folder)
+        histories.write(folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
             console.print(*map(str, schedules), highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,22 +24,19 @@ from conformance.report.plain_file import read_plain
 from conformance.scenario import Scenario
 
 #: By kind, scenario and rank. What ranks print is that of the whole run: Python gives a warning once per process.
-Kept = Mapping[str, Mapping[str, Mapping[str, list[str]]]]
+_OfRanks = Mapping[str, Mapping[str, list[str]]]
+Kept = Mapping[str, _OfRanks]
 _KINDS = {"issued": "collectives", "said": "texts", "printed": "printed warnings and errors"}
-_WHOLE_RUN = "the whole run"
 #: So many lines of an example are shown.
 _MOST_LINES = 8
 #: What differs from one run to the next.
-_VARYING = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"0x[0-9a-fA-F]+", "ADDRESS"),
-        (r"(?<![\w.<])/[\w.@+~-]+(/[\w.@+~-]+)+", "PATH"),
-        (r"(PATH|\.\w{1,4}):\d+", r"\1:LINE"),
-        (r"(?i)\b(pid|port|process|thread|line)([ =:]{1,2})\d+", r"\1\2N"),
-        (r"(\]|localhost|\d+\.\d+\.\d+\.\d+):\d+", r"\1:PORT"),
-        (r"\b\d+(\.\d+)?(e[-+]?\d+)? ?(ns|us|µs|ms|s|seconds?|minutes?)\b", r"TIME \3"),
-    )
+_VARYING = (
+    (r"0x[0-9a-fA-F]+", "ADDRESS"),
+    (r"(?<![\w.<])/[\w.@+~-]+(/[\w.@+~-]+)+", "PATH"),
+    (r"(PATH|\.[a-z]{1,4}):\d+", r"\1:LINE"),
+    (r"(?i)\b(pid|port|process|thread|line)([ =:]{1,2})\d+", r"\1\2N"),
+    (r"(\]|localhost|\d+\.\d+\.\d+\.\d+):\d+", r"\1:PORT"),
+    (r"\b\d+(\.\d+)?(e[-+]?\d+)? ?(ns|us|µs|ms|s|seconds?|minutes?)\b", r"TIME \3"),
 )
 _PRINTED = re.compile(r"\b\w*(?:Warning|Error): .*")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -49,7 +47,7 @@ class Histories:
 
     def __init__(self, *, kept: bool) -> None:
         """Begin with nothing; fork lanes afterwards."""
-        self._file = tempfile.TemporaryFile(buffering=0) if kept else None
+        self._file = tempfile.TemporaryFile(buffering=0) if kept else None  # noqa: SIM115
 
     def keep(self, scenario: Scenario, observations: Mapping[int, Observation]) -> None:
         """Keep what the ranks did in the attempt at `scenario` that counts; one line, in one write."""
@@ -62,13 +60,13 @@ class Histories:
         if self._file is None:
             return
         self._file.seek(0)
-        kept: dict[str, dict[str, dict[str, list[str]]]] = {"issued": {}, "said": {}}
-        everything: set[str] = set()
-        for scenario, ranks in sorted(map(json.loads, self._file)):
-            kept["issued"][scenario] = {rank: lines[0] for rank, lines in ranks.items()}
-            kept["said"][scenario] = {rank: lines[1] for rank, lines in ranks.items()}
-            everything.update(*(lines[2] for lines in ranks.values()))
-        kept["printed"] = {_WHOLE_RUN: {"any": sorted(everything)}}
+        runs = dict(sorted(map(json.loads, self._file)))
+        kept: dict[str, Any] = {
+            kind: {one: {rank: lines[place] for rank, lines in ranks.items()} for one, ranks in runs.items()}
+            for place, kind in enumerate(("issued", "said"))
+        }
+        everything = {line for ranks in runs.values() for _, _, lines in ranks.values() for line in lines}
+        kept["printed"] = {"the whole run": {"any": sorted(everything)}}
         try:
             (folder / HISTORIES).write_bytes(gzip.compress(json.dumps(kept, indent=0).encode(), mtime=0))
         except OSError as error:
@@ -83,16 +81,15 @@ def issued(observation: Observation) -> list[str]:
     Groups but the default one are numbered as they first occur, because their names count the groups of the process.
     """
     groups = list(dict.fromkeys(one.group for one in observation.history if one.group != "default"))
-    return [_line(one, groups) for one in observation.history]
 
+    def line(one: Collective) -> str:
+        sizes, dtypes = "+".join(str(math.prod(shape)) for shape in one.shapes), "/".join(dict.fromkeys(one.dtypes))
+        root = f"root {one.root}" if one.root >= 0 else ""
+        group = f"in group {groups.index(one.group)} of {list(one.members)}" if one.group in groups else ""
+        words = (one.op, sizes, dtypes, one.reduce_op, root, group, "" if one.sync else "in no_sync")
+        return f"{one.step} {one.phase}: {' '.join(filter(None, words))}" + ("" if one.finished else ", not awaited")
 
-def _line(one: Collective, groups: list[str]) -> str:
-    sizes = "+".join(str(Collective(0, "", "", (shape,), ()).numel) for shape in one.shapes)
-    root = f"root {one.root}" if one.root >= 0 else ""
-    group = f"in group {groups.index(one.group)} of {list(one.members)}" if one.group in groups else ""
-    dtypes = "/".join(dict.fromkeys(one.dtypes))
-    words = (one.op, sizes, dtypes, one.reduce_op, root, group, "" if one.sync else "in no_sync")
-    return f"{one.step} {one.phase}: {' '.join(filter(None, words))}" + ("" if one.finished else ", not awaited")
+    return [line(one) for one in observation.history]
 
 
 def said(observation: Observation) -> list[str]:
@@ -118,7 +115,7 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 
 def _steady(text: str) -> str:
     for pattern, replacement in _VARYING:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text
 
 
@@ -158,9 +155,7 @@ def history_lines(before: Kept, after: Kept, again: Kept | None = None) -> list[
     return lines
 
 
-def _differing(
-    before: Mapping[str, Mapping[str, list[str]]], after: Mapping[str, Mapping[str, list[str]]]
-) -> dict[str, dict[str, list[str]]]:
+def _differing(before: _OfRanks, after: _OfRanks) -> dict[str, dict[str, list[str]]]:
     """Return for each scenario that differs the lines that came (`+`) or went (`-`), by rank."""
     found: dict[str, dict[str, list[str]]] = {}
     for scenario in before.keys() & after.keys():
