@@ -164,12 +164,12 @@ KEPT_ONCE = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
+    """Everything that one rank reports; `stack` is set only if the rank hung or died.
 
-    `device_reports` are what the rank's device found wrong, such as races: see `Backend.noticed`.
-    `host` is set only if ranks run on several hosts. `after` are the scenarios that the same process ran before, the
-    latest last, and of many the latest; empty on a fresh rank. `carried` has an entry for each of `history` if somebody
-    asked for them, else none.
+    `stderr` is the end of what it printed. `device_reports` are what the rank's device found wrong, such as races: see
+    `Backend.noticed`. `host` is set only if ranks run on several hosts. `after` are the scenarios that the same process
+    ran before, the latest last, and of many the latest; empty on a fresh rank. `carried` has an entry for each of
+    `history` if somebody asked for them, else none.
     """
 
     rank: int

@@ -174,13 +174,22 @@ def site(folders: tuple[Path, ...], out: Path) -> None:
 @command.command()
 @click.argument("before", type=_EXISTING)
 @click.argument("after", type=_EXISTING)
+@click.option("--again", type=_EXISTING, metavar="REPORT", help="Another run of BEFORE's files: what varies by itself.")
 @click.option("--verbose", "-v", is_flag=True, help="List the scenarios that only one of the reports has.")
-def diff(before: Path, after: Path, verbose: bool) -> None:
-    """Say what changed between two reports, in the scenarios that both have; exit with 1 when something regressed."""
+def diff(before: Path, after: Path, again: Path | None, verbose: bool) -> None:
+    """Say what changed between two reports, in the scenarios that both have; exit with 1 when something regressed.
+
+    Where both runs kept histories, also which collectives, errors and warnings came or went, whatever the verdicts.
+    """
     from conformance.report.diff import compare, difference_lines
+    from conformance.report.histories import history_lines, read_histories
 
     difference = compare(read_report(before), read_report(after))
-    for line in difference_lines(difference, verbose=verbose):
+    left, right, third = read_histories(before), read_histories(after), read_histories(again) if again else None
+    if again and third is None:
+        raise ReportError(f"{again} has no histories; run with --keep-histories")
+    histories = history_lines(left, right, third) if left is not None and right is not None else []
+    for line in (*difference_lines(difference, verbose=verbose), *histories):
         click.echo(_printable(line))
     if difference.regressed:
         click.get_current_context().exit(EXIT_FAILED)

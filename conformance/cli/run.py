@@ -30,6 +30,7 @@ from conformance.report.folder import (
     write_page,
     write_report,
 )
+from conformance.report.histories import Histories
 from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
 from conformance.report.terminal import print_report
@@ -90,13 +91,11 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
+@click.option("--keep-histories", is_flag=True, help="Keep what ranks issued and said too, for `report diff`.")
 @click.option(
-    "--expectations",
-    "known_failures",
-    type=NamedPath(dir_okay=False),
-    metavar="FILE",
+    "--expectations", "known_failures", type=NamedPath(dir_okay=False), metavar="FILE",
     help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
-)
+)  # fmt: skip
 @click.option(
     "--baseline",
     is_flag=True,
@@ -129,6 +128,7 @@ def command(
     spec: str,
     last_failed: bool,
     shard: str,
+    keep_histories: bool,
     known_failures: Path | None,
     baseline: bool,
     certified: bool,
@@ -178,7 +178,7 @@ def command(
         raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline, jobs, spec,
+        quiet, verbose, baseline, jobs, spec, keep_histories,
     )  # fmt: skip
     named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
@@ -225,6 +225,7 @@ class Request:
     baseline: bool = False
     jobs: int = 1  #: 0 for what the machine has
     spec: str = ""  #: the version of the specification; empty for that of the release
+    keep_histories: bool = False
 
 
 def refuse_to_certify(
@@ -371,6 +372,7 @@ def _judge(
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.", highlight=False)
     schedules: list[Schedule] = []
+    histories = Histories(kept=request.keep_histories)
     with interrupted_once():
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
@@ -391,6 +393,7 @@ def _judge(
                 zygote=zygote,
                 jobs=request.jobs or num_lanes(backend, len(scenarios)),
                 on_schedule=schedules.append,
+                on_observed=histories.keep,
                 **how,
             )
         report = replace(report, selection=assignment, certified=request.certified, specification=request.spec)
@@ -403,6 +406,7 @@ def _judge(
         if not report.scenarios:
             clear_folder(folder)
         path = write_report(report, catalogue, folder)
+        histories.write(folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
             console.print(*map(str, schedules), highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ report/report.json               everything that the run found (`schema_version`
 report/report.html               the same as a page
 report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
 report/failures/<scenario>.txt   why it failed, as the terminal shows it
+report/histories.json.gz         what ranks issued and said, after `run --keep-histories`
 report/SHA256SUMS                checksums of all of it, after a certified run
 report/SHA256SUMS.sig, .pub      a signature of the checksums, after `ddp-conformance sign`
 """
@@ -27,13 +28,14 @@ from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
+HISTORIES = "histories.json.gz"
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
 #: So much of a file says whether it is a report.
 _BEGINNING_BYTES = 200
 #: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
 _STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
-OWN_FILES = ("report.json", _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+OWN_FILES = ("report.json", _STARTED, "report.html", HISTORIES, CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 
 
 @contextlib.contextmanager

@@ -148,6 +148,6 @@ def _rank_fate(observation: Observation) -> RankFate:
         phase=observation.phase,
         last_collective=history[-1].describe() if history else "",
         stack=observation.stack or (raised.traceback if raised else ""),
-        stderr=observation.stderr,
+        stderr=observation.stderr if observation.fate.kind != "returned" else "",
         collectives=history[-NUM_KEPT_COLLECTIVES:],
     )

@@ -27,7 +27,7 @@ from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
-from conformance.run.scenario_runner import ScenarioRunner
+from conformance.run.scenario_runner import OnObserved, ScenarioRunner
 from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
@@ -65,6 +65,7 @@ def run(
     one_at_a_time: bool = False,
     jobs: int = 1,
     on_schedule: Callable[[Schedule], None] = lambda schedule: None,
+    on_observed: OnObserved = lambda scenario, observations: None,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
@@ -73,7 +74,7 @@ def run(
     stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
     wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order. With more than one of `jobs`
     there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_schedule` is told in
-    the end when what ran.
+    the end when what ran; `on_observed` is called in the lane, see `ScenarioRunner`.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -85,7 +86,8 @@ def run(
     check(chosen, backend)
     preload = preloads_of(chosen)
     judging = _Judging(
-        chosen, subject, backend, native, excuses, one_at_a_time, first_uses(chosen, subject, backend)
+        chosen, subject, backend, native, excuses, one_at_a_time, first_uses(chosen, subject, backend),
+        on_observed,
     )  # fmt: skip
     if controller is not None or jobs == 1:
         ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
@@ -205,12 +207,14 @@ class _Judging:
     excuses: Excuses
     one_at_a_time: bool
     first: frozenset[str]  # of all, whichever lane runs them
+    on_observed: OnObserved
 
     def outcomes(self, places: Iterable[int], ranks: Ranks) -> Generator[_Judged]:
         """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
         runner = ScenarioRunner(
-            self.subject, self.backend, ranks, native=self.native, excuses=self.excuses, first=self.first
-        )
+            self.subject, self.backend, ranks, native=self.native, excuses=self.excuses, first=self.first,
+            on_observed=self.on_observed,
+        )  # fmt: skip
         waiting: list[_Waiting] = []
         processors = Processors()
         for place in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from conformance.backends.backend import Backend
 from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
@@ -26,6 +26,9 @@ from conformance.subjects.subject import KNOWN, NO_DDP, Subject
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
 
+#: Called with what the ranks of the subject observed.
+OnObserved = Callable[[Scenario, Mapping[int, Observation]], None]
+
 
 class ScenarioRunner:
     """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones.
@@ -43,11 +46,12 @@ class ScenarioRunner:
         native: bool = True,
         excuses: Excuses = lambda scenario, verdict: None,
         first: frozenset[str] | None = None,
+        on_observed: OnObserved = lambda scenario, observations: None,
     ) -> None:
         """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too.
 
         `first` are the ids of the first scenarios of requirements, where others run scenarios beside this one; without
-        them, those that come here first.
+        them, those that come here first. `on_observed` gets what ranks observed in the attempt that counts.
 
         Raises `InterpreterError` where this Python skips the assertions that verdicts rest on.
         """
@@ -57,6 +61,7 @@ class ScenarioRunner:
         self.backend = backend
         self._ranks = ranks
         self._excuses = excuses
+        self._on_observed = on_observed
         self._num_hangs = 0  # of the subject, in a row
         self._started: dict[str, Scenario] = {}
         self._first, self._uses = first, FirstUses()
@@ -129,6 +134,7 @@ class ScenarioRunner:
         )
 
         def told(settled: Settled) -> Outcome:
+            self._on_observed(scenario, settled.attempt.observations)
             # A backend that is known to fail there leaves no DDP behind.
             excuse = self._excuses(scenario, settled.result)
             is_known = program.without_ddp and excuse is not None and excuse.holds

@@ -116,10 +116,7 @@ class Pool:
         everybody_answered = not observations
         for rank, message in messages.items():
             if isinstance(message, Answer):
-                seen = message.observation
-                observations[rank] = (
-                    seen if seen.fate.kind == "returned" else replace(seen, stderr=tail(self._seats[rank]))
-                )
+                observations[rank] = replace(message.observation, stderr=tail(self._seats[rank]))
         self._reusable = everybody_answered and nothing_left_behind(observations, scenario.recorded)
         after, self._after = self._after, remembered(self._after, scenario.id)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
