@@ -1,7 +1,7 @@
 """DDPs that are a DDP with one mistake, each a function of a few lines: what `mutants.py` of the chapters hold.
 
-    @replaces(BucketReduction, "launch")
-    def SumsInViews(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+    @replaces(Reduction, "launch")
+    def SumsInViews(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
         '''BUG: with `gradient_as_bucket_view` gradients are summed and never divided.'''
         if reduction.options.gradient_as_bucket_view:
             reduction.divisor = 1
@@ -30,7 +30,6 @@ from ddp_impl.api import distributed
 from ddp_impl.autograd.anchor import Anchor
 from ddp_impl.autograd.graph_search import GraphSearch
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.autograd.threads import BackwardEnds
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.early_moves import EarlyMoves
 from ddp_impl.compile.compiled_calls import CompiledCalls
@@ -38,15 +37,12 @@ from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.module.casts import Casts
 from ddp_impl.module.mixed_precision import PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer import reducer, reducer_parts
-from ddp_impl.reducer.absences import Absences
-from ddp_impl.reducer.local_backward import LocalBackward
-from ddp_impl.reducer.order_check import OrderCheck
-from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer import expectations, reducer, reduction
+from ddp_impl.reducer.expectations import Every, Same, Some
+from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import ReducerState
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire.peers import Peers
 
 #: The method for which a mutant stands, bound to its object.
@@ -55,24 +51,21 @@ Call = Callable[..., Any]
 #: Where a wrapper has its parts: they become the mutant's as soon as the reducer is attached.
 _PLACES: dict[type, str] = {
     Reducer: "reducer",
-    BucketReduction: "reducer.reduction",
-    OrderCheck: "reducer.reduction.order",
+    Reduction: "reducer.reduction",
     BucketPlanning: "reducer.planning",
-    Absences: "reducer.absences",
-    Anchor: "reducer._anchor",
-    BackwardEnds: "reducer._ends",
-    LocalBackward: "reducer._local",
-    GraphSearch: "reducer.search",
-    ParameterUsage: "reducer.usage",
-    ReducerState: "reducer.state",
+    Anchor: "reducer.anchor",
+    GraphSearch: "reducer.reduction.graph",
     Peers: "_peers",
     ParameterWatch: "_watch",
     LocalGradients: "_local_gradients",
     CompiledCalls: "_compiled_calls",
     Casts: "_caster._casts",
 }
-#: Parts that act while they are made, and the module that makes them when a wrapper is constructed.
-_MADE_IN: dict[type, ModuleType] = {PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer_parts}
+#: Parts that act while they are made, or that are made anew, and the module that makes them.
+_MADE_IN: dict[type, ModuleType] = {
+    PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer, Order: reduction, Every: expectations,
+    Some: expectations, Same: expectations,
+}  # fmt: skip
 
 
 def replaces(owner: type[Any], *methods: str) -> Callable[[Call], Any]:
@@ -102,7 +95,7 @@ def as_part(part: type[Any]) -> Any:
                 return
         held.__class__ = part
 
-    method, bug = ("__init__", construct) if kind in _MADE_IN else ("_attach_reducer", attach)
+    method, bug = ("__init__", construct) if kind in _MADE_IN else ("attach_reducer", attach)
     return _derived(Ours, part, {method: _through(Ours, method, bug)})
 
 

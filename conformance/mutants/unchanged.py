@@ -34,7 +34,7 @@ def Subclass(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     init(*args, **kwargs)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def TreatsAllAsLarge(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """Treats every gradient as it treats large ones, which few of the suite's models have."""
     ddp._options = dataclasses.replace(ddp._options, large_numel=1)

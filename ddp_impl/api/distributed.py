@@ -186,7 +186,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 )
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
-        self._attach_reducer(members)
+        self.attach_reducer(members)
         if init_sync:
             company.mark_shared(self.reducer)
         self.reducer.planning.log_plan(
@@ -407,11 +407,12 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._in_company = True
         # Ranks may have frozen different parameters since, or given them other data, and copies compare nothing.
         averaged = state.get("_averaged", {})
-        self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
+        self.attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
 
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        """Average the gradients of `members` with a new reducer; construction and copies call it."""
         rank = rank_in(self.process_group)
         self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, rank, is_averaged)
         self._averaged = {member.name: member.layout.stride for member in members}

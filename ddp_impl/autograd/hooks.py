@@ -55,7 +55,7 @@ class AutogradHooks:
         self._listener = weakref.ref(listener)
         parameters, self._parameters = self._parameters, []
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._counting(index))
+            parameter.register_post_accumulate_grad_hook(self.counting(index))
             for index, parameter in enumerate(parameters)
         ]
         self._tables = [post_accumulate_hooks(parameter) for parameter in parameters]
@@ -126,7 +126,7 @@ class AutogradHooks:
             node.register_prehook(report)
         return bool(nodes)
 
-    def _counting(self, index: int) -> Callable[[Tensor], None]:
+    def counting(self, index: int) -> Callable[[Tensor], None]:
         # The hot path. It does what `Arrivals._settle` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         moves_early = self._moves_early
@@ -149,7 +149,7 @@ class AutogradHooks:
 
     def _capturing(self, index: int) -> Callable[[Any, Any], None]:
         due = self._arrivals.due
-        gradient_arrived: Any = self._counting(index)
+        gradient_arrived: Any = self.counting(index)
 
         def gradient_captured(_: Any, __: Any) -> None:
             if self.captures and due[index]:

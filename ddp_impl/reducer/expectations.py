@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_impl.base.errors import ReductionError
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire.round import Answer, Round
@@ -110,10 +109,6 @@ class Expectation:
             return False
         with self.reduction.awaiting_usage():
             return self.reduction.read_usage()
-
-    def refuse(self, error: ReductionError) -> None:
-        """Raise `error`: this rank cannot average what arrived."""
-        raise error
 
 
 class Every(Expectation):
@@ -201,15 +196,6 @@ class Some(Expectation):
     def ask(self) -> None:
         """Ask in every iteration, and tell whether this rank refuses."""
         self.reduction.start_usage()
-
-    def refuse(self, error: ReductionError) -> None:
-        """Have all ranks raise where they exchange what they used at the end of the backward.
-
-        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
-        """
-        if self.reduction.iteration.refusal is None:
-            self.reduction.iteration.refusal = error
-            self.reduction.peers.tell(str(error))
 
 
 class Same(Expectation):

@@ -35,7 +35,7 @@ class BucketPlanning:
         # A static graph is learnt in its first iteration; the next one counts on it.
         measures = options.caps.measured and not options.static_graph
         self._reduction.arrivals.forget(NUM_PROFILED if measures else 1)
-        self._adopt(plan_for_unknown_order(self.specs))
+        self.adopt(plan_for_unknown_order(self.specs))
 
     def exchange_order(self) -> None:
         """Send rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
@@ -83,8 +83,8 @@ class BucketPlanning:
             raise reduction.error(text)
         if reduction.options.caps.measured:
             with reduction.peers.awaiting("forward", "the times of the ranks' all-reduces"):
-                learnt.caps = self._choose_caps()
-        self._adopt(plan_for_order(self.specs, order, learnt.caps))
+                learnt.caps = self.choose_caps()
+        self.adopt(plan_for_order(self.specs, order, learnt.caps))
         learnt.order = []
         learnt.has_rebuilt_buckets = True
         self.log_plan(f"has rebuilt its buckets after {reduction.telemetry.num_iterations} iterations")
@@ -94,7 +94,7 @@ class BucketPlanning:
         buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self._reduction.buckets]
         milestone(messages.planned(self._reduction.rank, what, buckets, verbose=is_verbose()))
 
-    def _choose_caps(self) -> BucketCaps:
+    def choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
         reduction, arrivals = self._reduction, self._reduction.arrivals
         cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, reduction.group, reduction.device))
@@ -109,7 +109,7 @@ class BucketPlanning:
         first_bytes, cap_bytes = answer.of_rank_0
         return BucketCaps(first_bytes, cap_bytes, measured=True)
 
-    def _adopt(self, plan: BucketPlan) -> None:
+    def adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
         reduction = self._reduction
         reduction.buckets[:] = allocate(plan, reduction.members, reduction.options, reduction.buckets)

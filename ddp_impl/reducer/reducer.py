@@ -174,7 +174,7 @@ class Reducer:
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._num_triggers += 1
         if self.reduction.iteration.enter(Event.FORWARD):
-            self._arm()
+            self.open_iteration()
         iteration, in_use = self.reduction.iteration, self.in_use()
         iteration.is_repeated = False
         iteration.num_forwards += 1
@@ -309,12 +309,16 @@ class Reducer:
     def _output_reached(self) -> None:
         """Take the report that a backward has reached an output of forward."""
         if not self._was_handed_out_early:
-            if self._has_threads:
-                with _thread_in_reducers:
-                    company.begin(self)
-            else:
-                company.begin(self)
+            self.begin_backward()
         self.reduction.iteration.is_reached = True
+
+    def begin_backward(self) -> None:
+        """Begin the backward that runs now, together with the other wrappers whose backward it is."""
+        if self._has_threads:
+            with _thread_in_reducers:
+                company.begin(self)
+        else:
+            company.begin(self)
 
     @property
     def _was_handed_out_early(self) -> bool:
@@ -377,11 +381,11 @@ class Reducer:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         if self._has_threads:
             with _thread_in_reducers:
-                self._take_gradient(index)
+                self.take_gradient(index)
         else:
-            self._take_gradient(index)
+            self.take_gradient(index)
 
-    def _take_gradient(self, index: int) -> None:
+    def take_gradient(self, index: int) -> None:
         reduction, arrivals = self.reduction, self.arrivals
         iteration, due = reduction.iteration, arrivals.due[index]
         if self._local is not None or self._belongs_to_other(index):
@@ -392,14 +396,14 @@ class Reducer:
                 self._arrived_late(index)
                 return
             if index not in iteration.unused or not self.expectation.may_still_arrive(index):
-                self.expectation.refuse(self._one_too_many(index))
+                reduction.refuse(self._one_too_many(index))
                 return
             iteration.unused.discard(index)
         if due <= 0:
             # Where ranks exchange what they expect, they do when the backward reaches an output, and not before.
             waits = self.ranks_may_differ and iteration.is_announced
             if iteration.progress is Progress.AWAITS and iteration.run is Run.NONE and not waits:
-                company.begin(self)
+                self.begin_backward()
             if iteration.run is not Run.RUNS:
                 self.refuse_compiled_backward()
             self._perform(iteration.enter(Event.GRADIENT))
@@ -555,7 +559,7 @@ class Reducer:
     def _launch_next(self) -> None:
         reduction = self.reduction
         for index in reduction.iteration.take_launchable():
-            reduction.launch(self.buckets[index], self.expectation.refuse)
+            reduction.launch(self.buckets[index])
             if reduction.steps_optimizers:
                 reduction.hand_out_all_but_the_last()
 
@@ -641,11 +645,11 @@ class Reducer:
         for action in actions:
             match action:
                 case Action.ARM:
-                    self._arm(repeats=repeats)
+                    self.open_iteration(repeats=repeats)
                 case Action.WATCH:
-                    self._watch_backward()
+                    self.watch_backward()
                 case Action.ANNOUNCE:
-                    self._announce()
+                    self.announce()
                 case Action.LAUNCH:
                     self.launch_full_buckets()
                 case Action.RESOLVE:
@@ -654,11 +658,11 @@ class Reducer:
                 case Action.ASK:
                     self.expectation.ask()
                 case Action.FINALIZE:
-                    self._finalize()
+                    self.finalize()
                 case Action.DISARM:
                     self.arrivals.disarm()
 
-    def _arm(self, *, repeats: bool = False) -> None:
+    def open_iteration(self, *, repeats: bool = False) -> None:
         reduction, last = self.reduction, self.reduction.iteration
         iteration = Iteration(
             reduction.rank, last.number + 1, len(self.buckets), last.progress, last.run, is_repeated=repeats
@@ -678,7 +682,7 @@ class Reducer:
         if (search := self.hooks.come_last() or self.arrivals.learns_order) or hooks.hooked:
             hooks.iteration_begins(search=search)
 
-    def _watch_backward(self) -> None:
+    def watch_backward(self) -> None:
         reduction, order, run = self.reduction, self.reduction.order, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
         self._expect_end()
@@ -701,7 +705,7 @@ class Reducer:
         if self.reduction.order.tally is None:
             self.reduction.order.backward_begins(tally)
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         absent = self.expectation.absent_at_start()
         if absent:
             self.reduction.iteration.unused.update(absent)
@@ -711,7 +715,7 @@ class Reducer:
     def _forget_iteration(self) -> None:
         self.reduction.iteration = Iteration(self.reduction.rank, self.reduction.iteration.number, len(self.buckets))
 
-    def _finalize(self) -> None:
+    def finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         reduction, iteration, learnt = self.reduction, self.reduction.iteration, self.reduction.learnt
         if reduction.user_hooks.hooked:

@@ -127,9 +127,9 @@ class Reduction:
     def _agree_on_skipped(self) -> None:
         if not (self.options.skip_all_reduce_unused_params and self.ranks_may_differ):
             return
-        self._forget_dropped()
+        self.forget_dropped()
         with self.order.counting_own_collectives(), self.awaiting_usage():
-            told = Round(self.group, self.device, counts=self._used(self.used_locally), waits=False).result()
+            told = Round(self.group, self.device, counts=self.used(self.used_locally), waits=False).result()
         self.iteration.skipped = {
             bucket.index for bucket in self.buckets if not any(told.counts[index] for index in bucket.indices)
         }
@@ -143,11 +143,8 @@ class Reduction:
                 while self.join_agreements:
                     self.join_agreements.pop(0)()
 
-    def launch(self, bucket: Bucket, refuse: Callable[[ReductionError], None]) -> None:
-        """Collect the gradients of `bucket` and send them, unless no rank used it.
-
-        Where they cannot be averaged, `refuse` raises, or lets the other ranks raise with this one.
-        """
+    def launch(self, bucket: Bucket) -> None:
+        """Collect the gradients of `bucket` and send them, unless no rank used it."""
         if bucket.index in self.iteration.skipped:
             return
         if self.join_agreements:
@@ -155,7 +152,7 @@ class Reduction:
         try:
             buffer = self.collect(bucket)
         except ReductionError as error:
-            refuse(error)
+            self.refuse(error)
             bucket.claim()
             buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self.send(bucket, buffer)
@@ -166,7 +163,7 @@ class Reduction:
         unused, divisor = iteration.unused, self.divisor if hook is None else 1
         home = GRAD_ATTRIBUTE
         if bucket.distributed or iteration.context_id is not None:
-            home = self._home_of(bucket)
+            home = self.home_of(bucket)
         left_out: Collection[int] = ()
         if frozen := frozen_in(bucket):
             frozen -= self.used_locally
@@ -261,13 +258,13 @@ class Reduction:
         looks at it later. With `waits` hosts tell each other, if the group serves them, so that none waits for its
         device.
         """
-        self._forget_dropped()
+        self.forget_dropped()
         iteration = self.iteration
         refuses = iteration.refusal is not None
         iteration.reads_usage = (
             self.device.type == "cpu" or refuses or bool(promised) or waits or not iteration.unused <= self.used_locally
         )
-        counts = [*self._used(self.used_locally), refuses, iteration.reads_usage, *(self._used() if promised else ())]
+        counts = [*self.used(self.used_locally), refuses, iteration.reads_usage, *(self.used() if promised else ())]
         with self.order.counting_own_collectives(), self.awaiting_usage():
             iteration.usage = Round(self.group, self.device, counts=counts, alike=promised, waits=waits)
 
@@ -314,11 +311,11 @@ class Reduction:
         answer = self.learnt.unread[-1].read() if self.learnt.unread else self.learnt.last_usage
         return [0] * len(self.members) if answer is None else answer.counts[: len(self.members)]
 
-    def _used(self, used_before: Collection[int] = ()) -> list[bool]:
+    def used(self, used_before: Collection[int] = ()) -> list[bool]:
         unused = self.iteration.unused
         return [index not in unused or index in used_before for index in range(len(self.members))]
 
-    def _forget_dropped(self) -> None:
+    def forget_dropped(self) -> None:
         """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.
 
         Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
@@ -328,6 +325,17 @@ class Reduction:
             self.used_locally.difference_update(
                 [index for index in earlier if self.members[index].parameter.grad is None]
             )
+
+    def refuse(self, error: ReductionError) -> None:
+        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
+
+        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
+        """
+        if not self.ranks_may_differ:
+            raise error
+        if self.iteration.refusal is None:
+            self.iteration.refusal = error
+            self.peers.tell(str(error))
 
     def refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
@@ -396,7 +404,7 @@ class Reduction:
 
     def hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         """Put the averages in `buffer` where users look for them; `used[i]`: any rank used parameter i (None: all)."""
-        hand_out(bucket, self._home_of(bucket), buffer, used)
+        hand_out(bucket, self.home_of(bucket), buffer, used)
         bucket.gradients = []
 
     def step(self, bucket: Bucket, used: Sequence[bool] | None) -> None:
@@ -451,7 +459,7 @@ class Reduction:
         """Return the buckets that have left and are not handed out, in the order in which they left."""
         return [self.buckets[index] for index in self.iteration.in_flight]
 
-    def _home_of(self, bucket: Bucket) -> GradientHome:
+    def home_of(self, bucket: Bucket) -> GradientHome:
         if self.iteration.context_id is not None:
             return autograd_context(self.iteration.context_id)
         return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE

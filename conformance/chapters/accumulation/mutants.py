@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer_state import Phase
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
@@ -19,11 +22,8 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.local_backward import LocalBackward
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import Phase
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
 @replaces(TorchDDP, "no_sync")
@@ -62,17 +62,17 @@ def _mean_of_gathered(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Te
     return mean
 
 
-class _AsksItsWrapper(BucketReduction):
+class _AsksItsWrapper(Reduction):
     wrapper: Any
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         if self.wrapper().require_backward_grad_sync:
-            super()._start(bucket, buffer)
+            super().send(bucket, buffer)
         else:
             self.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
 
 
-@replaces(as_part(_AsksItsWrapper), "_attach_reducer")
+@replaces(as_part(_AsksItsWrapper), "attach_reducer")
 def BackwardDecides(ddp: Any, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: whether gradients are reduced is decided by where backward runs, not by where forward did."""
     attach_reducer(members)

@@ -8,6 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.reducer.reducer_state import BucketPhase, ReducerState
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
@@ -20,10 +22,8 @@ from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
-from ddp_impl.reducer.order_check import OrderCheck
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import BucketPhase, ReducerState
 
 
 @replaces(TorchDDP, "__init__")
@@ -42,7 +42,7 @@ def _mean_but_for_last(group: dist.ProcessGroup, bucket: GradBucket) -> Future[T
     return summed(group, bucket)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def MixesDtypes(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients of different dtypes share a bucket, in the dtype of the first."""
     with mock.patch("ddp_impl.reducer.reducer.BucketPlanning", _OneKind):
@@ -66,9 +66,9 @@ def AlternatesBuckets(planning: BucketPlanning, rebuild: Call, *told: Any) -> No
 class _Capping(Ours):
     """Changes the caps that were asked for."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._options = dataclasses.replace(self._options, caps=self.caps_from(self._options.caps))
-        super()._attach_reducer(members)
+        super().attach_reducer(members)
 
     def caps_from(self, caps: BucketCaps) -> BucketCaps:
         raise NotImplementedError
@@ -135,7 +135,7 @@ def CapsOneBucketLate(ddp: _Capping, caps_from: Call, caps: BucketCaps) -> Bucke
     return dataclasses.replace(caps, per_bucket_bytes=each[:1] + each[:-1] if len(each) > 1 else each)
 
 
-@replaces(BucketPlanning, "_choose_caps")
+@replaces(BucketPlanning, "choose_caps")
 def ChoosesOwnCaps(planning: BucketPlanning, choose_caps: Call, group: Any) -> Any:
     """BUG: with `bucket_cap_mb="auto"` each rank chooses caps of its own."""
     chosen = choose_caps(group)
@@ -169,7 +169,7 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
     return summed(group, bucket)
 
 
-@replaces(Reducer, "_launch_full_buckets")
+@replaces(Reducer, "launch_full_buckets")
 def LaunchesOneLate(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: a full bucket waits until the next one is full as well."""
     phases = reducer.state.buckets
@@ -183,7 +183,7 @@ def LaunchesOneLate(reducer: Reducer, launch_full_buckets: Call) -> None:
         phases[index] = BucketPhase.FULL
 
 
-@replaces(AutogradHooks, "_counting")
+@replaces(AutogradHooks, "counting")
 def CountsTheMovedTwice(hooks: AutogradHooks, counting: Call, index: int) -> Callable[[Tensor], None]:
     """BUG: a gradient that becomes ready at another place than in the first step counts twice."""
     count = counting(index)

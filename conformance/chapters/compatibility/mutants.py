@@ -29,7 +29,7 @@ class SaysNothing(Ours):
         pass
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def ReadsResults(reducer: Reducer, finalize: Call) -> None:
     """BUG: sums are read from `Work.result()`, which not every backend has."""
     for buffer, work in reducer.reduction.iteration.in_flight.values():
@@ -45,7 +45,7 @@ def ArgumentsWithoutTuples(ddp: Ours, to_kwargs: Call, inputs: Any, kwargs: Any,
     return inputs, kwargs
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def PreparesOnce(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: preparing for backward a second time switches averaging off."""
     attach_reducer(members)
@@ -59,7 +59,7 @@ def PreparesOnce(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParam
     ddp.reducer.prepare_for_backward = prepare_once  # type: ignore[method-assign]
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def LooksItsGroupUp(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a group is looked up among those that torch.distributed has made."""
     dist.get_rank(ddp.process_group)
@@ -117,8 +117,8 @@ class IsRemembered(Ours):
 
     _all: ClassVar[list[Sequence[ManagedParameter]]] = []
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super().attach_reducer(members)
         self._all.append(members)
 
 

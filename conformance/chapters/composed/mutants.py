@@ -24,17 +24,17 @@ from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
-@replaces(BucketReduction, "refuse")
-def RefusesAlone(reduction: BucketReduction, refuse: Call, error: ReductionError) -> None:
+@replaces(Reduction, "refuse")
+def RefusesAlone(reduction: Reduction, refuse: Call, error: ReductionError) -> None:
     """BUG: a rank that cannot use a gradient raises at once; the others wait for it."""
     raise error
 
 
 @as_part
-class HoldsBackItsOwnMissing(BucketReduction):
+class HoldsBackItsOwnMissing(Reduction):
     """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
 
     def tell_others(self, coming: Sequence[bool]) -> None:
@@ -42,11 +42,11 @@ class HoldsBackItsOwnMissing(BucketReduction):
         super().tell_others(coming)
 
     def hold_back(self, sure: Sequence[bool]) -> None:
-        super().hold_back(getattr(self, "_mine", sure))
+        super().hold_back_uncertain(getattr(self, "_mine", sure))
 
 
-@replaces(BucketReduction, "_forget_dropped")
-def KeepsDroppedGradients(reduction: BucketReduction, forget_dropped: Call, unused: Iterable[int]) -> None:
+@replaces(Reduction, "forget_dropped")
+def KeepsDroppedGradients(reduction: Reduction, forget_dropped: Call, unused: Iterable[int]) -> None:
     """BUG: a gradient that the loop dropped before its first reduction counts; the parameter gets zeros."""
 
 
@@ -57,7 +57,7 @@ def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
     check_finished()
 
 
-@replaces(Reducer, "_expect")
+@replaces(Reducer, "announce")
 def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
     if not reducer.ranks_may_differ:
@@ -72,21 +72,21 @@ def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: A
         reducer.reduction.iteration.skipped = set(range(len(reducer.buckets)))
 
 
-@replaces(BucketReduction, "_hand_out")
-def KeepsTheOldLayout(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(Reduction, "hand_out")
+def KeepsTheOldLayout(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
     with mock.patch("ddp_impl.buckets.gradients._new_gradient", lambda parameter, view: view.clone()):
         hand_out(bucket, buffer, used)
 
 
-@replaces(BucketReduction, "_collected")
-def KeepsTheOldViews(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def KeepsTheOldViews(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
     with mock.patch("ddp_impl.buckets.gradients._is_laid_out_as", return_value=True):
         return collected(bucket)
 
 
-@replaces(BucketPlanning, "_adopt")
+@replaces(BucketPlanning, "adopt")
 def LaysOutAsOfToday(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
     planning.members = tuple(
@@ -101,15 +101,15 @@ def CopyForgetsLayouts(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None
     setstate({**state, "_averaged": dict.fromkeys(state["_averaged"], ())})
 
 
-@replaces(Ours, "_attach_reducer", "__getstate__")
+@replaces(Ours, "attach_reducer", "__getstate__")
 def TakesStandInsForAll(ddp: Ours, call: Call, *args: Any) -> Any:
     """BUG: a parameter that was replaced behind stand-ins trains locally, and a copy knows no other."""
     with mock.patch.object(ParameterWatch, "check_hidden"):
         return call(*args)
 
 
-@replaces(BucketReduction, "_collected")
-def AveragesWhatIsFrozen(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def AveragesWhatIsFrozen(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a frozen parameter whose hook autograd still calls counts as used."""
     with mock.patch("ddp_impl.reducer.reduction.frozen_in", return_value=set()):
         return collected(bucket)
@@ -148,7 +148,7 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
     return Join([ddp], *args, **kwargs)
 
 
-@replaces(Reducer, "_expect")
+@replaces(Reducer, "announce")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
     if reducer.ranks_may_differ and not reducer.reduction.iteration.has_forecast:
@@ -156,8 +156,8 @@ def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     expect()
 
 
-@replaces(BucketReduction, "_collected")
-def SendsNothingForFrozen(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def SendsNothingForFrozen(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
     unused = set(reduction.usage.unused)
     buffer = collected(bucket)

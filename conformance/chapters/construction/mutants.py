@@ -25,7 +25,7 @@ from ddp_impl.module import replicas
 from ddp_impl.module.replicas import Replica, ReplicatedParameter
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DividesByAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums over a subgroup are divided by the number of all ranks."""
     attach_reducer(members)
@@ -154,7 +154,7 @@ def MixesDevices(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
         init(*args, **kwargs)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def LeavesScalarsLocal(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: parameters without dimensions are not averaged."""
     shaped = [member for member in members if member.parameter.dim()]
@@ -380,7 +380,7 @@ def IgnoresByPattern(ddp: _IgnoringAlike, is_like: Call, name: str, ignored: str
     return fnmatch.fnmatchcase(name, ignored)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DedupsByPointer(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: shared parameters are recognised by their memory, so that of two in one place only one is averaged."""
     first: dict[Any, ManagedParameter] = {}

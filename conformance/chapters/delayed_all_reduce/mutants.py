@@ -10,10 +10,10 @@ from torch import nn
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def RefusesToDelayAll(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: not all parameters may be delayed."""
     if all(member.name in ddp._options.delayed for member in members):
@@ -21,15 +21,15 @@ def RefusesToDelayAll(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
     attach_reducer(members)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DelaysNothing(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: parameters that were to be delayed are reduced with all others."""
     ddp._options = dataclasses.replace(ddp._options, delayed=frozenset())
     attach_reducer(members)
 
 
-@replaces(BucketReduction, "launch")
-def LeavesDelayedLocal(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def LeavesDelayedLocal(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: delayed gradients are put off for ever."""
     if not any(member.spec(reduction.options).delayed for member in bucket.members):
         launch(bucket)
@@ -41,7 +41,7 @@ def LeavesDelayedParametersAlone(ddp: Ours, module_parameters: Call) -> list[nn.
     return [parameter for name, parameter in ddp.module.named_parameters() if name not in ddp._options.delayed]
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DelaysToTheEnd(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: delayed gradients wait for all others, not for that of `param_to_hook_all_reduce` alone."""
     ddp._options = dataclasses.replace(ddp._options, releases_delayed="")

@@ -8,57 +8,57 @@ from typing import Any
 from unittest import mock
 
 import torch
+from ddp_impl.autograd.threads import BackwardEnds
+from ddp_impl.reducer.parameter_usage import ParameterUsage
 from torch import Tensor, nn
 
 from conformance.mutants.bases import NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.autograd.threads import BackwardEnds
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
-@replaces(BucketReduction, "_wait_for")
-def DropsTheWait(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def DropsTheWait(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: averages are handed out without a wait for their reduction, as if the host's order were the device's."""
     buffer, _ = reduction.iteration.in_flight[bucket.index]
     reduction.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
     return wait_for(bucket)
 
 
-@replaces(BucketReduction, "_wait_for")
-def WaitsOnAnotherStream(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def WaitsOnAnotherStream(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a stream of the DDP's own waits for the reductions, and not the current one."""
     with torch.Stream(reduction.device):
         return wait_for(bucket)
 
 
-@replaces(BucketReduction, "_start")
-def ReadsInFlight(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def ReadsInFlight(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a bucket is read, for a statistic, between its launch and the wait for it."""
     start(bucket, buffer)
     buffer.abs().amax()
 
 
-@replaces(BucketReduction, "_start")
-def LaunchesOnAnotherStream(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def LaunchesOnAnotherStream(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: collectives are launched under a stream that does not wait for the gradients."""
     with torch.Stream(reduction.device):
         start(bucket, buffer)
 
 
-@replaces(BucketReduction, "_wait_for")
-def SynchronisesTheDevice(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def SynchronisesTheDevice(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: the host waits for the whole device before it hands out a bucket."""
     buffer = wait_for(bucket)
     torch.accelerator.synchronize()
     return buffer
 
 
-@replaces(BucketReduction, "_wait_for")
-def AsksForANumber(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def AsksForANumber(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: every bucket is asked on the host whether it is finite."""
     buffer = wait_for(bucket)
     if not buffer.isfinite().all():
@@ -73,8 +73,8 @@ def ReadsUsageInEachStep(usage: ParameterUsage, end_agreeing: Call) -> None:
     usage.num_users()
 
 
-@replaces(BucketReduction, "tell_others")
-def TellsOthersOnTheDevice(reduction: BucketReduction, tell_others: Call, coming: Sequence[bool]) -> None:
+@replaces(Reduction, "tell_others")
+def TellsOthersOnTheDevice(reduction: Reduction, tell_others: Call, coming: Sequence[bool]) -> None:
     """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
     with mock.patch("ddp_impl.wire.forecast.reduces_on_host", return_value=False):
         tell_others(coming)
@@ -86,8 +86,8 @@ def LaunchesAtTheEnd(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
     init(module, **{**options, "bucket_cap_mb": 1000})
 
 
-@replaces(BucketReduction, "_wait_for")
-def TakesTheFutureAsDone(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def TakesTheFutureAsDone(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: the value of a comm hook's future is taken as soon as the host has it, with no wait on the stream."""
     if reduction.comm_hook is not None:
         buffer, future = reduction.iteration.in_flight[bucket.index]
@@ -116,8 +116,8 @@ def ForgetsTheBuffersStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(BucketReduction, "_wait_for")
-def LetsGoInFlight(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def LetsGoInFlight(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a copy of each bucket is made on another stream, and its memory let go of before the copy is over."""
     buffer = wait_for(bucket)
     scratch = torch.zeros_like(bucket.members[0].parameter)
@@ -128,15 +128,15 @@ def LetsGoInFlight(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -
     return buffer
 
 
-@replaces(BucketReduction, "hand_out_averages")
-def HandsOutOnAnotherStream(reduction: BucketReduction, hand_out_averages: Call) -> None:
+@replaces(Reduction, "finalize_buckets")
+def HandsOutOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
     """BUG: averages are copied to the gradients under a stream of the DDP's own, for which nobody waits."""
     with _behind(reduction.device):
         hand_out_averages()
 
 
-@replaces(BucketReduction, "_collected")
-def CollectsOnAnotherStream(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def CollectsOnAnotherStream(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients are copied into buckets under a stream that does not wait for them."""
     with torch.Stream(reduction.device):
         return collected(bucket)
@@ -207,8 +207,8 @@ def TakesTheFirstOfManyDevices(ddp: Ours, init: Call, module: nn.Module, **optio
     init(module, **options)
 
 
-@replaces(BucketReduction, "launch")
-def AveragesOneDevice(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def AveragesOneDevice(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: of a module on several devices, the gradients on the first one are averaged only."""
     if bucket.flat.device == reduction.device:
         launch(bucket)
@@ -260,8 +260,8 @@ def SynchronisesBeforeCasts(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(BucketReduction, "hand_out_averages")
-def StepsOnAnotherStream(reduction: BucketReduction, hand_out_averages: Call) -> None:
+@replaces(Reduction, "finalize_buckets")
+def StepsOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
     """BUG: optimizers in backward step under a stream of the DDP's own, for which nobody waits."""
     if not reduction.steps_optimizers:
         hand_out_averages()
@@ -270,8 +270,8 @@ def StepsOnAnotherStream(reduction: BucketReduction, hand_out_averages: Call) ->
         hand_out_averages()
 
 
-@replaces(BucketReduction, "hand_out_averages")
-def StepsOnTheHost(reduction: BucketReduction, hand_out_averages: Call) -> None:
+@replaces(Reduction, "finalize_buckets")
+def StepsOnTheHost(reduction: Reduction, hand_out_averages: Call) -> None:
     """BUG: with optimizers in backward the host waits for the averages."""
     if reduction.steps_optimizers:
         torch.accelerator.synchronize(reduction.device)
@@ -286,23 +286,23 @@ def ForgetsBufferFutures(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: An
     return output
 
 
-@replaces(BucketReduction, "_start")
-def CallsHooksOnAnotherStream(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def CallsHooksOnAnotherStream(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: comm hooks are called under a stream that does not wait for the gradients."""
     with contextlib.nullcontext() if reduction.comm_hook is None else torch.Stream(reduction.device):
         start(bucket, buffer)
 
 
-@replaces(BucketReduction, "_wait_for")
-def WaitsForHooksOnTheHost(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def WaitsForHooksOnTheHost(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: with a comm hook the host waits for each bucket."""
     if reduction.comm_hook is not None:
         torch.accelerator.current_stream(reduction.device).synchronize()
     return wait_for(bucket)
 
 
-@replaces(BucketReduction, "_start")
-def KeepsABucketEachStep(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def KeepsABucketEachStep(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a copy of each bucket is kept for a statistic, and nobody ever drops it."""
     reduction.__dict__.setdefault("kept", []).append(buffer.clone())
     start(bucket, buffer)
@@ -311,7 +311,7 @@ def KeepsABucketEachStep(reduction: BucketReduction, start: Call, bucket: Bucket
 _REDUCERS: list[Reducer] = []
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def KeepsItsBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a list of the module keeps every reducer alive, and with it the buckets."""
     attach_reducer(members)
@@ -319,27 +319,27 @@ def KeepsItsBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPa
 
 
 @as_part
-class CopiesEachBucket(BucketReduction):
+class CopiesEachBucket(Reduction):
     """BUG: each bucket is reduced in a copy, and the copies are kept until the backward is over."""
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         self.__dict__.setdefault("copies", []).append([buffer.clone() for _ in range(3)])
-        super()._start(bucket, buffer)
+        super().send(bucket, buffer)
 
     def hand_out_averages(self) -> None:
-        super().hand_out_averages()
+        super().finalize_buckets()
         self.__dict__.get("copies", []).clear()
 
 
-@replaces(BucketReduction, "_start")
-def KeepsGradientsTwice(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def KeepsGradientsTwice(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: with gradient_as_bucket_view a second copy of the buckets is kept."""
     reduction.__dict__.setdefault("last", {})[bucket.index] = buffer.clone()
     start(bucket, buffer)
 
 
-@replaces(BucketReduction, "_start")
-def WaitsAtOnce(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def WaitsAtOnce(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: the stream of the gradients waits for each bucket as soon as it is launched."""
     start(bucket, buffer)
     _, pending = reduction.iteration.in_flight[bucket.index]
@@ -347,7 +347,7 @@ def WaitsAtOnce(reduction: BucketReduction, start: Call, bucket: Bucket, buffer:
         pending.wait()
 
 
-@replaces(Reducer, "_launch_full_buckets")
+@replaces(Reducer, "launch_full_buckets")
 def LaunchesAtTheEndOfBackward(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: all buckets wait for the last gradient."""
     if not any(reducer.arrivals.pending):
@@ -370,8 +370,8 @@ def ChecksBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> 
     sync_buffers(authoritative)
 
 
-@replaces(BucketReduction, "_wait_for")
-def AsksInAStaticGraph(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def AsksInAStaticGraph(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: with a static graph the host looks in every step which averages are zeros."""
     buffer = wait_for(bucket)
     if reduction.options.static_graph:
@@ -388,8 +388,8 @@ def StepsBesideTheOptimizer(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(BucketReduction, "launch")
-def WritesWhatTheUserReads(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: gradients are scaled in place, on another stream, as soon as they come: a hook of the user may read them."""
     with torch.Stream(reduction.device):
         for parameter in bucket.parameters:

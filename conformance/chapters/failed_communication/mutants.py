@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from ddp_impl.reducer.parameter_usage import ParameterUsage
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, GradBucket
 from ddp_impl.buckets.comm_hooks import BoundHook
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 from ddp_impl.wire.groups import size_of
 
@@ -31,15 +31,15 @@ def _believing(finished: Callable[..., None] = _wait_only) -> Iterator[None]:
         yield
 
 
-@replaces(BucketReduction, "_wait_for")
-def WaitsForBucketsOnly(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def WaitsForBucketsOnly(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a bucket is taken for an average as soon as the wait for it has returned, whatever else its work says."""
     with _believing():
         return wait_for(bucket)
 
 
-@replaces(BucketReduction, "_wait_for")
-def SwallowsFailedWaits(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def SwallowsFailedWaits(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: what the wait for a bucket raises is swallowed, and this rank's own gradients stay."""
 
     def waited(work: Any, *_: Any) -> None:
@@ -50,8 +50,8 @@ def SwallowsFailedWaits(reduction: BucketReduction, wait_for: Call, bucket: Buck
         return wait_for(bucket)
 
 
-@replaces(BucketReduction, "_wait_for")
-def ReadsNoHooksFuture(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "wait")
+def ReadsNoHooksFuture(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: where a hook's future holds an error, the bucket that the hook was given is taken for its result."""
     buffer, _ = reduction.iteration.in_flight[bucket.index]
 
@@ -100,8 +100,8 @@ def ConstructsBlindly(ddp: Ours, synchronise_state: Call, with_buffers: bool, gr
         synchronise_state(with_buffers, group_src)
 
 
-@replaces(BucketReduction, "hand_out_averages")
-def DropsErrorsOfBufferFutures(reduction: BucketReduction, hand_out_averages: Call) -> None:
+@replaces(Reduction, "finalize_buckets")
+def DropsErrorsOfBufferFutures(reduction: Reduction, hand_out_averages: Call) -> None:
     """BUG: errors in the futures of a buffer hook are dropped."""
     for future in reduction.post_backward_futures:
         with contextlib.suppress(Exception):
@@ -124,7 +124,7 @@ def GoesOnAfterAFailure(reducer: Reducer, check_finished: Call) -> None:
     check_finished()
 
 
-@replaces(BucketReduction, "_called")
-def NamesNoBucket(reduction: BucketReduction, called: Call, bucket: Bucket) -> str:
+@replaces(Reduction, "in_words")
+def NamesNoBucket(reduction: Reduction, called: Call, bucket: Bucket) -> str:
     """BUG: the error of a bucket that was not reduced does not say which parameters are in it."""
     return "a bucket"

@@ -12,6 +12,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.reducer_state import Event, Phase
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
@@ -29,11 +31,9 @@ from ddp_impl.autograd.graph_search import GraphSearch
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer.local_backward import LocalBackward
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import Event, Phase
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 
 
@@ -44,15 +44,15 @@ def NoDivision(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     ddp.register_comm_hook(ddp.process_group, summed)
 
 
-@replaces(BucketReduction, "launch")
-def SumsInViews(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def SumsInViews(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: with `gradient_as_bucket_view` gradients are summed and never divided."""
     if reduction.options.gradient_as_bucket_view:
         reduction.divisor = 1
     launch(bucket)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def LosesBatchedCopies(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: with `batched_grad_copy` the first gradient of the batch is lost."""
     kept = members[1:] if ddp.batched_grad_copy else members
@@ -68,15 +68,15 @@ def DropsTensorHooks(ddp: Ours, post_forward: Call, output: Any) -> Any:
     return post_forward(output)
 
 
-@replaces(BucketReduction, "launch")
-def RefusesGraphs(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def RefusesGraphs(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: `backward(create_graph=True)` raises."""
     if any(parameter.grad is not None and parameter.grad.requires_grad for parameter in bucket.parameters):
         raise RuntimeError("gradients must not require gradients")
     launch(bucket)
 
 
-@replaces(Reducer, "_begin_backward")
+@replaces(Reducer, "begin_backward")
 def OneBackwardPerForward(reducer: Reducer, begin_backward: Call) -> None:
     """BUG: a second backward through the same outputs leaves local gradients, and says nothing."""
     if reducer.state.phase is not Phase.IDLE:
@@ -87,9 +87,9 @@ def OneBackwardPerForward(reducer: Reducer, begin_backward: Call) -> None:
 class AnyBackwardCounts(Reducer):
     """BUG: `torch.autograd.grad` between forward and backward uses up the reduction."""
 
-    def _begin_backward(self) -> None:
+    def begin_backward(self) -> None:
         if self.state.phase is not Phase.IDLE:
-            super()._begin_backward()
+            super().begin_backward()
 
     def backward_ends(self) -> None:
         if self.state.phase is Phase.RUNNING:
@@ -113,13 +113,13 @@ def RefusesSinkClone(ddp: Ours, set_ddp_sink_clone: Call, val: bool) -> None:
     raise NotImplementedError("there is no sink")
 
 
-@replaces(BucketReduction, "_start")
-def LeavesOutTheLastElement(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def LeavesOutTheLastElement(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: off by one, the last element of each bucket is not sent."""
     start(bucket, buffer if bucket.sparse or reduction.comm_hook is not None else buffer[:-1])
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def DoesNotWait(reducer: Any, finalize: Call) -> None:
     """BUG: backward returns while the last all-reduce may still be under way."""
     last = max(reducer.reduction.iteration.in_flight, default=-1)
@@ -130,8 +130,8 @@ def DoesNotWait(reducer: Any, finalize: Call) -> None:
     finalize()
 
 
-@replaces(BucketReduction, "launch")
-def SumsSparse(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def SumsSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: sparse gradients are summed and never divided."""
     divisor = reduction.divisor
     reduction.divisor = 1 if bucket.sparse else divisor
@@ -139,7 +139,7 @@ def SumsSparse(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None
     reduction.divisor = divisor
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def MakesDense(reducer: Reducer, finalize: Call) -> None:
     """BUG: a sparse gradient comes back dense."""
     finalize()
@@ -149,31 +149,31 @@ def MakesDense(reducer: Reducer, finalize: Call) -> None:
             member.parameter.grad = gradient.to_dense()
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def ReducesInSinglePrecision(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: whatever their dtype, gradients are averaged in float32."""
     ddp._options = dataclasses.replace(ddp._options, reduce_dtype=torch.float32)
     attach_reducer(members)
 
 
-@replaces(BucketReduction, "_hand_out")
-def SumsComplexDoubles(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(Reduction, "hand_out")
+def SumsComplexDoubles(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: gradients in complex128 are summed and never divided."""
     if buffer.dtype == torch.complex128:
         buffer.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
-@replaces(BucketReduction, "_start")
-def RoundsComplexDoubles(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def RoundsComplexDoubles(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients in complex128 are sent in complex64."""
     if buffer.dtype == torch.complex128:
         buffer.copy_(buffer.to(torch.complex64))
     start(bucket, buffer)
 
 
-@replaces(BucketReduction, "_hand_out")
-def SumsVolumes(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(Reduction, "hand_out")
+def SumsVolumes(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a parameter of five dimensions keeps the sum over the ranks."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if parameter.dim() == 5:
@@ -181,7 +181,7 @@ def SumsVolumes(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buff
     hand_out(bucket, buffer, used)
 
 
-@replaces(BucketPlanning, "_adopt")
+@replaces(BucketPlanning, "adopt")
 def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
     adopt(plan)
@@ -193,12 +193,12 @@ def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: Buck
 class CountsOldGradientsTwice(Reducer):
     """BUG: a gradient that was there before the backward is counted twice."""
 
-    def _arm(self) -> None:
-        super()._arm()
+    def open_iteration(self) -> None:
+        super().open_iteration()
         self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
-    def _finalize(self) -> None:
-        super()._finalize()
+    def finalize(self) -> None:
+        super().finalize()
         for member, before in zip(self.members, self._before, strict=True):
             if before is not None and member.parameter.grad is not None and not before.is_sparse:
                 member.parameter.grad.add_(before)
@@ -208,8 +208,8 @@ def _copy_of(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.detach().clone()
 
 
-@replaces(BucketReduction, "launch")
-def CountsOneRankTwice(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def CountsOneRankTwice(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: sums are divided by one more than there are ranks."""
     reduction.divisor = reduction.group.size() + 1
     launch(bucket)
@@ -299,7 +299,7 @@ class _Views(torch.autograd.Function):
         return grads[0]
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def WatchesNoParameters(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: nobody notices that a parameter was replaced after wrapping."""
     attach_reducer(members)
@@ -312,22 +312,22 @@ def IsSilentOfWhatIsFrozen(watch: ParameterWatch, is_replaced: Call, name: str, 
     return False
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def NoticesNoSwap(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a parameter that is another tensor in C++ now, without our hook, goes unnoticed."""
     attach_reducer(members)
     ddp._watch._parameters, ddp._watch._in_cpp = [], []
 
 
-@replaces(BucketReduction, "_collected")
-def KeepsMovedViews(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def KeepsMovedViews(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets count as being there, although a conversion has given them other memory."""
     with mock.patch.object(Bucket, "restore_views"):
         return collected(bucket)
 
 
-@replaces(BucketReduction, "is_frozen")
-def WaitsForFrozen(reduction: BucketReduction, is_frozen: Call, index: int) -> bool:
+@replaces(Reduction, "is_frozen")
+def WaitsForFrozen(reduction: Reduction, is_frozen: Call, index: int) -> bool:
     """BUG: the reducer waits for gradients of parameters that the user has frozen since wrapping."""
     return False
 
@@ -349,21 +349,21 @@ def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: 
     """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
 
 
-@replaces(BucketReduction, "launch")
-def ReducesSharedMemory(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def ReducesSharedMemory(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: a large gradient is reduced where it is, also where another one is in the same place."""
     with mock.patch("ddp_impl.buckets.gradients.owns_its_memory", return_value=True):
         launch(bucket)
 
 
-@replaces(BucketReduction, "_start")
-def SendsHalfOfALargeBucket(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def SendsHalfOfALargeBucket(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket with more than 60,000 elements, only so many are sent."""
     start(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:60_000])
 
 
-@replaces(BucketReduction, "_collected")
-def DividesWhatHasMovedTwice(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def DividesWhatHasMovedTwice(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if bucket.has_large and parameter.grad is view:
@@ -371,21 +371,21 @@ def DividesWhatHasMovedTwice(reduction: BucketReduction, collected: Call, bucket
     return collected(bucket)
 
 
-@replaces(BucketReduction, "_collected")
-def MultipliesByZero(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def MultipliesByZero(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
     with mock.patch("ddp_impl.buckets.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
         return collected(bucket)
 
 
-@replaces(BucketReduction, "contribute_zeros")
-def JoinMultipliesByZero(reduction: BucketReduction, contribute_zeros: Call) -> None:
+@replaces(Reduction, "send_zeros")
+def JoinMultipliesByZero(reduction: Reduction, contribute_zeros: Call) -> None:
     """BUG: a rank that has joined contributes what its buckets held before, times 0."""
     with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
         contribute_zeros()
 
 
-class _AveragesWhatItRead(BucketReduction):
+class _AveragesWhatItRead(Reduction):
     read: dict[Tensor, Tensor]
 
     def _collected(self, bucket: Bucket) -> Tensor:
@@ -393,10 +393,10 @@ class _AveragesWhatItRead(BucketReduction):
             read = self.read.pop(parameter, None)
             if read is not None and not torch.equal(read, present(parameter.grad)):
                 parameter.grad = read
-        return super()._collected(bucket)
+        return super().collect(bucket)
 
 
-@replaces(as_part(_AveragesWhatItRead), "_attach_reducer")
+@replaces(as_part(_AveragesWhatItRead), "attach_reducer")
 def ReadsGradientsAheadOfHooks(ddp: Any, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients are read in hooks registered at construction: what later hooks of the user do is lost."""
     read: dict[Tensor, Tensor] = {}
@@ -425,7 +425,7 @@ class NoSyncIsGlobal(Ours):
 
 
 @as_part
-class PoolsBuckets(BucketReduction):
+class PoolsBuckets(Reduction):
     """BUG: buckets of all wrappers share memory, by place and size: two that reduce at a time overwrite each other."""
 
     pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
@@ -474,8 +474,8 @@ def ReducesByAddress(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Ten
     return hash(parameter)
 
 
-@replaces(BucketReduction, "_collected")
-def ReadsMemoryAlone(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
+@replaces(Reduction, "collect")
+def ReadsMemoryAlone(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: of a gradient that is conjugated or negated by a bit, what is in memory is averaged, without the bit."""
     for parameter in bucket.parameters:
         gradient = parameter.grad
@@ -486,7 +486,7 @@ def ReadsMemoryAlone(reduction: BucketReduction, collected: Call, bucket: Bucket
     return collected(bucket)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def ForgetsItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: once nobody holds the wrapper, what its outputs bring stays local."""
     attach_reducer(members)
@@ -587,8 +587,8 @@ def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated
         return begins_with_others(repeated)
 
 
-@replaces(BucketReduction, "_start")
-def OverlapsSparseSums(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def OverlapsSparseSums(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a sum of sparse gradients overlaps with others."""
     with mock.patch.object(collectives, "_await"):
         start(bucket, buffer)

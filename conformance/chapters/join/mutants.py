@@ -16,7 +16,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api.join import UnevenInputs
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
 @replaces(TorchDDP, "register_comm_hook", "_register_builtin_comm_hook", "_register_buffer_comm_hook")
@@ -132,18 +132,18 @@ def JoinedRanksKeepFirstBuckets(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -
 
 
 @as_part
-class JoinsWithOldMemory(BucketReduction):
+class JoinsWithOldMemory(Reduction):
     """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
 
     _is_idle = False
 
     def contribute_zeros(self) -> None:
         self._is_idle = True
-        super().contribute_zeros()
+        super().send_zeros()
         self._is_idle = False
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-        super()._start(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
+        super().send(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
 
 
 class _NeverRebuilds:

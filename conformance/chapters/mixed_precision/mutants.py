@@ -22,7 +22,7 @@ from ddp_impl.module.mixed_precision import PrecisionCaster
 from ddp_impl.module.replicas import Replica
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def ReducesInParamDtype(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: `reduce_dtype` is ignored; gradients travel in `param_dtype`."""
     if ddp._caster is not None:
@@ -30,7 +30,7 @@ def ReducesInParamDtype(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
     attach_reducer(members)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def ReducesInFullPrecision(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients travel in full precision whatever was asked for."""
     ddp._options = dataclasses.replace(ddp._options, reduce_dtype=None)

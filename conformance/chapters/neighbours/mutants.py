@@ -10,6 +10,11 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from ddp_impl.reducer.local_backward import LocalBackward
+from ddp_impl.reducer.order_check import OrderCheck
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer_state import Phase
+from ddp_impl.wire.forecast import Told
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -22,15 +27,10 @@ from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import iteration
-from ddp_impl.reducer.local_backward import LocalBackward
 from ddp_impl.reducer.optimizer_in_backward import step_parameters
-from ddp_impl.reducer.order_check import OrderCheck
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import Phase
-from ddp_impl.reducer.reduction import BucketReduction
-from ddp_impl.wire.forecast import Told
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire.peers import Peers
 
 
@@ -38,8 +38,8 @@ from ddp_impl.wire.peers import Peers
 class LeavesWithItsLastGradient(Reducer):
     """BUG: a bucket leaves with the last gradient that this rank uses, whatever other ranks use."""
 
-    def _expect(self) -> None:
-        super()._expect()
+    def announce(self) -> None:
+        super().announce()
         if self.reduction.options.find_unused_parameters:
             self.reduction.hold_back = lambda sure: None  # type: ignore[method-assign]
             self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
@@ -50,7 +50,7 @@ class LeavesWithItsLastGradient(Reducer):
 
 
 @as_part
-class TellsWithItsFirstBucket(BucketReduction):
+class TellsWithItsFirstBucket(Reduction):
     """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
 
     def tell_others(self, coming: Sequence[bool]) -> None:
@@ -103,21 +103,21 @@ def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
     return False
 
 
-@replaces(Reducer, "_watch_backward")
+@replaces(Reducer, "watch_backward")
 def KnowsOneWrapperOnly(reducer: Reducer, watch_backward: Call) -> None:
     """BUG: a wrapper does not hear of the end of a backward that another one has begun to watch."""
     if not backwards._running:
         watch_backward()
 
 
-@replaces(Reducer, "_launch_full_buckets")
+@replaces(Reducer, "launch_full_buckets")
 def SendsLateOnOddRanks(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: ranks send the same buckets in the same order, some of them within the backward and some at its end."""
     if reducer.state.rank % 2 == 0 or reducer.state.phase is Phase.INCOMPLETE:
         launch_full_buckets()
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: as soon as one wrapper's graph is static, that of every other is taken for static."""
     attach_reducer(members)
@@ -135,8 +135,8 @@ def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outpu
         reducer.reduction.tell_others([False] * len(reducer.members))
 
 
-@replaces(BucketReduction, "hold_back")
-def HooksGoAtOnce(reduction: BucketReduction, hold_back: Call, sure: Sequence[bool]) -> None:
+@replaces(Reduction, "hold_back_uncertain")
+def HooksGoAtOnce(reduction: Reduction, hold_back: Call, sure: Sequence[bool]) -> None:
     """BUG: a comm hook gets a bucket when it is full, although other ranks may have it only at the backward's end."""
     hold_back([True] * len(sure) if reduction.comm_hook is not None else sure)
 
@@ -151,12 +151,12 @@ def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
     all_have_sent()
 
 
-class _NeverHoldsBack(BucketReduction):
+class _NeverHoldsBack(Reduction):
     def hold_back(self, sure: Sequence[bool]) -> None:
         pass
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: with mixed precision a bucket leaves when it is full, whatever other ranks use."""
     attach_reducer(members)
@@ -165,7 +165,7 @@ def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequenc
 
 
 @as_part
-class CountsItsOwnForwards(BucketReduction):
+class CountsItsOwnForwards(Reduction):
     """BUG: a rank that ran several forwards holds every bucket back, whatever the other ranks ran."""
 
     def tell_others(self, coming: Sequence[bool]) -> None:
@@ -174,7 +174,7 @@ class CountsItsOwnForwards(BucketReduction):
         self.iteration.num_forwards = num_forwards
 
     def hold_back(self, sure: Sequence[bool]) -> None:
-        super().hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
+        super().hold_back_uncertain(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
 
 
 @as_part
@@ -208,14 +208,14 @@ class ExchangesOrdersInForward(BucketPlanning):
         super().rebuild(group, peers, awaiting)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums are divided by the number of all ranks, those of the wrapper's group or not."""
     attach_reducer(members)
     ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
     attach_reducer(members)
@@ -264,7 +264,7 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
         init(*args, **kwargs)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def CopiesKeepCompany(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a copy, which one rank may make alone, brings the wrappers that live there into its company."""
     attach_reducer(members)
@@ -347,8 +347,8 @@ def CopiesAreNew(ddp: Ours, getstate: Call) -> dict[str, Any]:
     return {**getstate(), "_copied": ()}
 
 
-@replaces(BucketReduction, "fills")
-def CountsNoFullBuckets(reduction: BucketReduction, fills: Call, bucket: int) -> None:
+@replaces(Reduction, "fills")
+def CountsNoFullBuckets(reduction: Reduction, fills: Call, bucket: int) -> None:
     """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
     with mock.patch.object(reduction.order, "count"):
         fills(bucket)

@@ -15,10 +15,10 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def HooksStopOptimizers(reducer: Reducer, finalize: Call) -> None:
     """BUG: with a comm hook, optimizers in backward do not step."""
     if reducer.reduction.comm_hook is not None:
@@ -38,8 +38,8 @@ def StepsOnLocalGradients(ddp: Ours, lazy_init: Call) -> None:
 class TakesOverAtConstruction(Ours):
     """BUG: only optimizers that were applied before wrapping step on averaged gradients."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super().attach_reducer(members)
         self.reducer.reduction.steps_optimizers = take_over_optimizers(members)
 
     def _lazy_init(self) -> None:
@@ -63,21 +63,21 @@ def OneOptimizerEach(ddp: Ours, lazy_init: Call) -> None:
             parameter._in_backward_optimizers = parameter._in_backward_optimizers[:1]
 
 
-@replaces(BucketReduction, "step")
-def KeepsUsedGradients(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "step")
+def KeepsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used stay, and are accumulated onto."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "0"}):
         step(bucket)
 
 
-@replaces(BucketReduction, "step")
-def DropsUsedGradients(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "step")
+def DropsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used are dropped even where they are to be kept."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "1"}):
         step(bucket)
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def DropsAllGradients(reducer: Reducer, finalize: Call) -> None:
     """BUG: with an optimizer in backward, gradients of parameters that have none are dropped as well."""
     finalize()
@@ -86,8 +86,8 @@ def DropsAllGradients(reducer: Reducer, finalize: Call) -> None:
             member.parameter.grad = None
 
 
-@replaces(BucketReduction, "step")
-def StepsTwice(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "step")
+def StepsTwice(reduction: Reduction, step: Call, bucket: Bucket) -> None:
     """BUG: optimizers in backward step twice on each gradient."""
     for parameter in bucket.parameters:
         if parameter.grad is not None:
@@ -113,7 +113,7 @@ def IgnoresFusedOptimizers(
     """BUG: `_register_fused_optim` accepts anything and does nothing."""
 
 
-@replaces(Reducer, "_watch_backward")
+@replaces(Reducer, "watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
     """BUG: nobody says that hooks of the user stepped on local gradients."""
     reducer.reduction.user_hooks.iteration_begins(search=False)
@@ -121,28 +121,28 @@ def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
     watch_backward()
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
     """BUG: any hook of the user counts as an optimizer."""
     reducer.reduction.user_hooks._versions = dict.fromkeys(range(len(reducer.members)), -1)
     finalize()
 
 
-@replaces(BucketReduction, "hand_out_all_but_the_last")
-def StepsAtTheEnd(reduction: BucketReduction, hand_out_all_but_the_last: Call) -> None:
+@replaces(Reduction, "hand_out_all_but_the_last")
+def StepsAtTheEnd(reduction: Reduction, hand_out_all_but_the_last: Call) -> None:
     """BUG: optimizers in backward step when the backward is over, and all gradients are alive until then."""
 
 
-@replaces(BucketReduction, "step")
-def StepsWhateverHasAGradient(_: BucketReduction, step: Call, bucket: Bucket, *__: Any) -> None:
+@replaces(Reduction, "step")
+def StepsWhateverHasAGradient(_: Reduction, step: Call, bucket: Bucket, *__: Any) -> None:
     """BUG: a parameter that no rank has used is stepped where the user has given it a gradient."""
     step(bucket, None)
 
 
 @as_part
-class ClaimsWhatHasElements(BucketReduction):
+class ClaimsWhatHasElements(Reduction):
     """BUG: a bucket of no elements that has given up its memory has no place for its gradients any more."""
 
     def _collected(self, bucket: Bucket) -> Tensor:
         with contextlib.nullcontext() if bucket._length else mock.patch.object(Bucket, "claim"):
-            return super()._collected(bucket)
+            return super().collect(bucket)

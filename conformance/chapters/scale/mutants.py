@@ -8,20 +8,20 @@ from typing import Any
 from unittest import mock
 
 import torch
+from ddp_impl.reducer.parameter_usage import ParameterUsage
 from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api.buffers import broadcast_state
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.parameter_usage import ParameterUsage
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 
 
-@replaces(BucketReduction, "_hand_out")
+@replaces(Reduction, "hand_out")
 def MasksSixtyFourParameters(
-    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: a mask of 64 bits says which parameters have a gradient; those from the 65th on get zeros."""
     for member, view in zip(bucket.members, bucket.views, strict=False):
@@ -36,9 +36,9 @@ def TellsTheUseOfSixtyFour(usage: ParameterUsage, call: Call, used_before: Colle
     return [used or index >= 64 for index, used in enumerate(call(used_before))]
 
 
-@replaces(BucketReduction, "_hand_out")
+@replaces(Reduction, "hand_out")
 def CountsBucketsInAByte(
-    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: sums in the 256th bucket and those behind it are not divided."""
     if bucket.index >= 255:
@@ -46,14 +46,14 @@ def CountsBucketsInAByte(
     hand_out(bucket, buffer, used)
 
 
-@replaces(BucketReduction, "_start")
-def SendsOneMebibyte(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def SendsOneMebibyte(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket of more than 1 MiB, only so much is sent."""
     fits = 2**20 // buffer.element_size()
     start(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:fits])
 
 
-@replaces(BucketReduction, "_hand_out")
+@replaces(Reduction, "hand_out")
 def CountsStepsInAByte(reduction: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: the counter of steps overflows after 127, and from then on sums are not divided."""
     reduction.num_steps = getattr(reduction, "num_steps", 0) + (bucket.index == 0)
@@ -62,7 +62,7 @@ def CountsStepsInAByte(reduction: Any, hand_out: Call, bucket: Bucket, buffer: T
     hand_out(bucket, buffer, used)
 
 
-@replaces(BucketReduction, "_hand_out")
+@replaces(Reduction, "hand_out")
 def IsWrongInEveryHundredthStep(reduction: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: in every hundredth step, in which it measures times, sums are not divided."""
     reduction.num_steps = getattr(reduction, "num_steps", 0) + (bucket.index == 0)
@@ -79,17 +79,17 @@ def TiresOfBuffers(ddp: Any, sync_buffers: Call, authoritative: bool = True) -> 
         sync_buffers(authoritative)
 
 
-@replaces(BucketReduction, "_start")
-def SendsTwentyThreeBits(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(Reduction, "send")
+def SendsTwentyThreeBits(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients travel without the last bit of their mantissas."""
     if not bucket.sparse and buffer.dtype is torch.float32:
         buffer.view(torch.int32).bitwise_and_(-2)
     start(bucket, buffer)
 
 
-@replaces(BucketReduction, "_hand_out")
+@replaces(Reduction, "hand_out")
 def TakesSmallAveragesForNoise(
-    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: averages below 1e-8 come out as zero."""
     if not bucket.sparse and buffer.is_floating_point():
@@ -146,14 +146,14 @@ def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[list[Tensor]]]:
         yield new
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def DividesByEightAtMost(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a number of ranks is kept in three bits: sums over more than eight ranks are divided by eight."""
     attach_reducer(members)
     ddp.reducer.reduction.divisor = min(ddp.reducer.reduction.divisor, 8)
 
 
-@replaces(BucketReduction, "_wait_for")
+@replaces(Reduction, "wait")
 def CallsItsHookThirtyTwoTimes(reduction: Any, wait_for: Call, bucket: Bucket) -> Tensor:
     """BUG: what a comm hook makes of a bucket counts 32 times; from then on gradients stay this rank's own."""
     reduction.num_calls = getattr(reduction, "num_calls", 0) + (reduction.comm_hook is not None)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from ddp_impl.reducer.absences import Absences
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
@@ -19,9 +20,8 @@ from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.reducer.absences import Absences
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
 class IgnoresStaticGraph(TorchDDP):
@@ -103,22 +103,22 @@ class LocalAfterException(TorchDDP):
         self.is_backward_under_way = False
 
 
-@replaces(BucketReduction, "_used_by_now")
-def PromisesWhatWasLocal(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
+@replaces(Reduction, "used_by_now")
+def PromisesWhatWasLocal(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
     """BUG: what backwards under no_sync used once counts as used in every later iteration of a static graph."""
     used, ever = used_by_now(bucket, buffer), vars(reduction).setdefault("ever", set())
     ever.update(reduction.usage.used_locally)
     return None if used is None else [each or index in ever for index, each in enumerate(used)]
 
 
-@replaces(BucketReduction, "ask_usage")
-def KeepsLocalToItself(reduction: BucketReduction, ask_usage: Call) -> None:
+@replaces(Reduction, "ask_usage")
+def KeepsLocalToItself(reduction: Reduction, ask_usage: Call) -> None:
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
     if reduction.usage.promise is None:
         ask_usage()
 
 
-@replaces(Reducer, "_arm")
+@replaces(Reducer, "open_iteration")
 def SkipsUnlessLocal(reducer: Reducer, arm: Call) -> None:
     """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
     arm()

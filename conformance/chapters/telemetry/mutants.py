@@ -20,11 +20,11 @@ from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.early_moves import EarlyMoves
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def StumblesOverDebugLevels(reducer: Reducer, finalize: Call) -> None:
     """BUG: at a debug level, gradients are divided twice."""
     finalize()
@@ -127,16 +127,16 @@ class CountsPauses(Reducer):
         super().prepare_for_backward(outputs)
         self._prepared = now_ns()
 
-    def _finalize(self) -> None:
+    def finalize(self) -> None:
         self.telemetry.current.backward_start = self._prepared
-        super()._finalize()
+        super().finalize()
 
 
 class SamplesEveryStep(Ours):
     """BUG: the sample rate is ignored: every step is sampled."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super().attach_reducer(members)
         self.reducer.telemetry.sample_rate = 1
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
@@ -164,8 +164,8 @@ class _Unsampled(Telemetry):
 class TellsNoTimes(Ours):
     """BUG: no iteration is taken for one whose times are told."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
+    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super().attach_reducer(members)
         unsampled, reducer = _Unsampled(), self.reducer
         reducer.telemetry = reducer.reduction.telemetry = reducer.planning.telemetry = unsampled
 
@@ -177,8 +177,8 @@ def SaysNothingWithoutADebugLevel(planning: BucketPlanning, log_plan: Call, what
         log_plan(what)
 
 
-@replaces(BucketReduction, "_collected")
-def HidesCopies(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Tensor:
+@replaces(Reduction, "collect")
+def HidesCopies(reduction: Reduction, collected: Call, bucket: Bucket) -> Tensor:
     """BUG: a profiler sees nothing of how gradients come into buckets."""
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
         buffer: Tensor = collected(bucket)

@@ -19,7 +19,7 @@ from ddp_impl.buckets.gradient_homes import GradientHome
 from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
 @replaces(Ours, "__init__")
@@ -29,7 +29,7 @@ def ComparesNoPlacements(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> No
         init(*args, **kwargs)
 
 
-@replaces(Reducer, "_finalize")
+@replaces(Reducer, "finalize")
 def DropsShardedGradients(reducer: Reducer, finalize: Call) -> None:
     """BUG: gradients of DTensors are dropped after they were averaged, as if nobody needed them."""
     finalize()
@@ -38,7 +38,7 @@ def DropsShardedGradients(reducer: Reducer, finalize: Call) -> None:
             member.parameter.grad = None
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def AveragesShardsOfAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: shards are divided by the number of all ranks, not of those that hold the same one."""
     attach_reducer(members)
@@ -50,8 +50,8 @@ def StartsFromOwnShards(ddp: Ours, synchronise_state: Call, with_buffers: bool, 
     """BUG: rows start from their own shards, which are not copied from the first row."""
 
 
-@replaces(BucketReduction, "_home_of")
-def TakesPartialSums(reduction: BucketReduction, home_of: Call, bucket: Bucket) -> GradientHome:
+@replaces(Reduction, "home_of")
+def TakesPartialSums(reduction: Reduction, home_of: Call, bucket: Bucket) -> GradientHome:
     """BUG: a gradient that is a partial sum over the row is taken for the whole."""
     return GradientHome(_local_part, set_local_gradient, movable=False)
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from ddp_impl.reducer.absences import Absences
+from ddp_impl.reducer.parameter_usage import ParameterUsage
+from ddp_impl.reducer.reducer_state import Event
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
@@ -14,11 +17,8 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer.absences import Absences
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reducer_state import Event
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 
 @replaces(ActsAfterBackward, "after_reduced")
@@ -34,8 +34,8 @@ class _Excluding(Reducer):
 
     believed: Sequence[bool] = ()
 
-    def _expect(self) -> None:
-        super()._expect()
+    def announce(self) -> None:
+        super().announce()
         self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
         if self.reduction.options.find_unused_parameters and any(self.believed):
             absent = [index for index, comes in enumerate(self.believed) if not comes]
@@ -52,16 +52,16 @@ def LastForwardCounts(reducer: _Excluding, prepare_for_backward: Call, outputs: 
     prepare_for_backward(tensors)
 
 
-@replaces(BucketReduction, "launch")
-def RefusesUnusedSparse(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
+@replaces(Reduction, "launch")
+def RefusesUnusedSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     """BUG: a sparse gradient that does not come is an error."""
     if bucket.sparse and bucket.parameters[0].grad is None:
         raise RuntimeError("a sparse gradient is missing")
     launch(bucket)
 
 
-@replaces(BucketReduction, "_used_by_now")
-def LeavesOneOut(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(Reduction, "used_by_now")
+def LeavesOneOut(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
     """BUG: off by one, with `find_unused_parameters` the last parameter counts as unused."""
     used = used_by_now(bucket, buffer)
     return None if used is None or not reduction.options.find_unused_parameters else [*used[:-1], False]
@@ -93,8 +93,8 @@ def UsedOnceIsUsed(usage: ParameterUsage, end_agreeing: Call) -> None:
         usage.anywhere = [new or old for new, old in zip(usage.anywhere, before, strict=True)]
 
 
-@replaces(BucketReduction, "_used_by_now")
-def ZeroesForUnused(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(Reduction, "used_by_now")
+def ZeroesForUnused(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
     """BUG: parameters that no rank used get zeros, which optimizers take for gradients."""
     return None
 
@@ -105,8 +105,8 @@ def SearchesBeforeBackwardOnly(absences: Absences, are_allowed: Call) -> bool:
     return False
 
 
-@replaces(BucketReduction, "agree_on_skipped")
-def NeverSkips(reduction: BucketReduction, agree_on_skipped: Call) -> None:
+@replaces(Reduction, "release_late")
+def NeverSkips(reduction: Reduction, agree_on_skipped: Call) -> None:
     """BUG: `skip_all_reduce_unused_params` saves nothing."""
 
 
@@ -139,7 +139,7 @@ class UnusedHereStaysNone(ActsAfterBackward):
             parameter.grad = None
 
 
-@replaces(Reducer, "_expect")
+@replaces(Reducer, "announce")
 def CountsEarlyGradientsAgain(reducer: Reducer, expect: Call) -> None:
     """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
     for index, left in enumerate(reducer.arrivals.due):
@@ -154,7 +154,7 @@ def ForgetsIdleRanks(absences: Absences, tie: Call, output: Any, tensors: Sequen
     return output
 
 
-@replaces(_Excluding, "_expect")
+@replaces(_Excluding, "announce")
 def BelievesItsSearch(reducer: _Excluding, expect: Call) -> None:
     """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
     reducer.believed = reducer.search.coming()

@@ -34,7 +34,7 @@ def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
     yield
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
     attach_reducer(members)
@@ -48,7 +48,7 @@ def CutsOnlyAroundItself(calls: CompiledCalls, exchanged: Call, callback: Any) -
     return leaving_the_inside(calls, exchanged, callback)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def EndsWithItsWrapper(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: once the wrapper is garbage, nothing is averaged, although another object that has its attributes trains."""
     attach_reducer(members)
@@ -63,7 +63,7 @@ def CutsInEveryForward(ddp: Ours, averages_in_graph: Call) -> Any:
     return averages_in_graph()
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are cut where `bucket_cap_mb` says, but the reducer's buckets span the parts from step 2 on."""
     attach_reducer(members)

@@ -19,7 +19,7 @@ from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
 
@@ -62,7 +62,7 @@ def WaitsForTheEndOfCompiledBackwards(gradients: LocalGradients, begin: Call, ki
     call_when_backward_ends(gradients._end)
 
 
-@replaces(Ours, "_attach_reducer")
+@replaces(Ours, "attach_reducer")
 def FallsBackAlone(ddp: Ours, attach_reducer: Call, members: Any) -> None:
     """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
     attach_reducer(members)
@@ -138,14 +138,14 @@ def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
     """BUG: a rank that comes back to a group takes it that the others remember, too, whether all have one graph."""
 
 
-@replaces(BucketReduction, "last_gradient_ends_it")
-def RefusesCompiledBackwards(reduction: BucketReduction, last_gradient_ends_it: Call) -> bool:
+@replaces(Reduction, "last_gradient_ends_it")
+def RefusesCompiledBackwards(reduction: Reduction, last_gradient_ends_it: Call) -> bool:
     """BUG: the reducer refuses every backward that compiled autograd runs."""
     return False
 
 
-@replaces(BucketReduction, "hand_out_averages")
-def HandsOutTheFirstBucketAlone(reduction: BucketReduction, hand_out_averages: Call) -> None:
+@replaces(Reduction, "finalize_buckets")
+def HandsOutTheFirstBucketAlone(reduction: Reduction, hand_out_averages: Call) -> None:
     """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
     for index in list(reduction.iteration.in_flight)[1:] if in_compiled_backward() else ():
         _, pending = reduction.iteration.in_flight.pop(index)
