@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -28,7 +28,7 @@ class Listener(Protocol):
     def bucket_is_full(self, bucket: int) -> None:
         """Take note that the last gradient of a bucket has arrived."""
 
-    def gradient_reported(self, index: int) -> None:
+    def take_gradient(self, index: int) -> None:
         """Take a gradient that `Arrivals` wants reported or does not await."""
 
 
@@ -118,15 +118,17 @@ class AutogradHooks:
     def on_backward(outputs: Iterable[Tensor], reached: Callable[[object], None]) -> bool:
         """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
 
-        An output that is a parameter itself reports nothing but its gradient.
+        An output that is a parameter itself reports nothing but its gradient. `reached` is kept out of graphs.
         """
-        nodes = list(chain.from_iterable(map(nodes_behind, outputs)))
-        report = keep_out_of_graphs(reached)
-        for node in nodes:
-            node.register_prehook(report)
-        return bool(nodes)
+        can_reach = False
+        for output in outputs:
+            for node in nodes_behind(output):
+                node.register_prehook(reached)
+                can_reach = True
+        return can_reach
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
+        """Return the hook of a parameter."""
         # The hot path. It does what `Arrivals._settle` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         moves_early = self._moves_early
@@ -143,7 +145,7 @@ class AutogradHooks:
                 if not left:
                     listener().bucket_is_full(bucket)
             elif (heard := listener()) is not None:
-                heard.gradient_reported(index)
+                heard.take_gradient(index)
 
         return keep_out_of_graphs(gradient_arrived)
 

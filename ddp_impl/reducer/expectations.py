@@ -59,9 +59,9 @@ class Expectation:
         if self.reduction.order.ranks_diverge:
             self.reduction.hold_all_back()
 
-    def backward_begins(self) -> None:
-        """Hold all buckets back as long as their order is not known."""
-        if self.arrivals.learns and not self.reduction.iteration.launched:
+    def learning_begins(self) -> None:
+        """Hold all buckets back, in a backward whose order is learnt: it is not known."""
+        if not self.reduction.iteration.launched:
             self.reduction.hold_all_back()
 
     def await_forecast(self) -> None:
@@ -118,7 +118,7 @@ class Every(Expectation):
 class Captured(Expectation):
     """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
 
-    def backward_begins(self) -> None:
+    def learning_begins(self) -> None:
         """Hold nothing back: nobody reports when this backward ends."""
 
     def absent_at_start(self) -> Sequence[int]:

@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -79,13 +80,11 @@ from ddp_impl.torch_internals.autograd import (
     in_backward,
     in_compiled_backward,
 )
+from ddp_impl.torch_internals.compile import keep_out_of_graphs
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers, in_lines
 
-#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
-#: the same, because one has another send.
-_thread_in_reducers = threading.RLock()
 #: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
 _DROPPED_WITHIN_S = 10.0
 
@@ -94,8 +93,8 @@ class Reducer:
     """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
 
     `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
-    when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`, `may_share_backward`
-    and `engine_run`: see `company.Participant`.
+    when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`,
+    `may_share_backward` and `engine_run`: see `company.Participant`.
     """
 
     def __init__(
@@ -123,8 +122,9 @@ class Reducer:
         self.engine_run: company.EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
-        self._has_threads = len({member.parameter.device for member in members}) > 1
-        self._drops_late = device.type != "cpu" or self._has_threads
+        has_threads = len({member.parameter.device for member in members}) > 1
+        self._listener = _OneThreadAtATime(self) if has_threads else self
+        self._drops_late = device.type != "cpu" or has_threads
         self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
@@ -133,7 +133,8 @@ class Reducer:
         self._wrapper_collected = False
         self._raised_early = False  # the last backward raised before its first gradient arrived
         self._warned_of_late = False
-        self.hooks.report_to(self)
+        self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
+        self.hooks.report_to(self._listener)
         self.anchor.report_to(self)
         company.watch_for(self)
 
@@ -188,20 +189,14 @@ class Reducer:
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
 
-        def reached(_: object, keeps: object = in_use) -> None:
-            self._output_reached()
-
-        iteration.is_announced |= self.hooks.on_backward(outputs, reached)
+        iteration.is_announced |= self.hooks.on_backward(outputs, _reporter(self._output_reached, in_use))
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
         num_triggers = self._num_triggers
 
-        def reached(_: object) -> None:
-            self._local_output_reached(num_triggers)
-
-        self.hooks.on_backward(outputs, reached)
+        self.hooks.on_backward(outputs, _reporter(partial(self._local_output_reached, num_triggers)))
 
     def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
         """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
@@ -308,17 +303,16 @@ class Reducer:
 
     def _output_reached(self) -> None:
         """Take the report that a backward has reached an output of forward."""
-        if not self._was_handed_out_early:
+        if not (self._backward.is_compiled and self._was_handed_out_early):
             self.begin_backward()
         self.reduction.iteration.is_reached = True
 
     def begin_backward(self) -> None:
         """Begin the backward that runs now, together with the other wrappers whose backward it is."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                company.begin(self)
-        else:
+        if self.may_share_backward:
             company.begin(self)
+        else:
+            self.backward_begins()
 
     @property
     def _was_handed_out_early(self) -> bool:
@@ -361,7 +355,7 @@ class Reducer:
         local, self._local = self._local, None
         self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
         for index in local.came if local is not None else ():  # this backward runs through both: it averages everything
-            self.gradient_reported(index)
+            self.take_gradient(index)
 
     def refuse_compiled_backward(self) -> None:
         """Raise `ReductionError` in a backward that compiled autograd runs, where the reducer must know of its end."""
@@ -377,18 +371,12 @@ class Reducer:
         if iteration.progress is Progress.AWAITS and iteration.run is Run.RUNS:
             self._perform(iteration.enter(Event.GRADIENT))
 
-    def gradient_reported(self, index: int) -> None:
-        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                self.take_gradient(index)
-        else:
-            self.take_gradient(index)
-
     def take_gradient(self, index: int) -> None:
+        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         reduction, arrivals = self.reduction, self.arrivals
         iteration, due = reduction.iteration, arrivals.due[index]
-        if self._local is not None or self._belongs_to_other(index):
+        waits = iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
+        if self._local is not None or (waits and self._belongs_to_other(index)):
             self._begin_local().came.append(index)
             return
         if due == 0:
@@ -401,8 +389,8 @@ class Reducer:
             iteration.unused.discard(index)
         if due <= 0:
             # Where ranks exchange what they expect, they do when the backward reaches an output, and not before.
-            waits = self.ranks_may_differ and iteration.is_announced
-            if iteration.progress is Progress.AWAITS and iteration.run is Run.NONE and not waits:
+            is_announced = self.ranks_may_differ and iteration.is_announced
+            if waits and iteration.run is Run.NONE and not is_announced:
                 self.begin_backward()
             if iteration.run is not Run.RUNS:
                 self.refuse_compiled_backward()
@@ -417,19 +405,14 @@ class Reducer:
         if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
             self.early_moves.came(index)
         if arrivals.take(index, now_ns() - self.telemetry.current.backward_start):
-            self._bucket_is_full(arrivals.bucket_of[index])
+            self.bucket_is_full(arrivals.bucket_of[index])
 
     def bucket_is_full(self, bucket: int) -> None:
         """Take note that all gradients of a bucket have arrived; send it if it is next."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                self._bucket_is_full(bucket)
-        else:
-            self._bucket_is_full(bucket)
-
-    def _bucket_is_full(self, bucket: int) -> None:
         iteration, order = self.reduction.iteration, self.reduction.order
-        iteration.bucket_is_full(bucket)
+        if bucket in iteration.full:
+            raise iteration.illegal(f"bucket {bucket} is full again")
+        iteration.full.add(bucket)
         if order.tally is not None:
             if self.ranks_may_differ:
                 iteration.filled[bucket] = order.num_of_the_users()
@@ -502,7 +485,8 @@ class Reducer:
         if self._local is None:
             self.refuse_compiled_backward()
             self._local = Backward(current_backward())
-            self._expect_end()
+            if self._drops_late:
+                self._run_is_over = threading.Event()
             WhenBackwardEnds(self._local_is_over, lambda *_: self._local_is_over())
         return self._local
 
@@ -519,26 +503,19 @@ class Reducer:
         Where it reaches one later, it averages everything. Once the wrapper is gone, a backward is the user's own
         unless it reaches an output that is left.
         """
-        iteration = self.reduction.iteration
-        if iteration.progress is not Progress.AWAITS or iteration.run is Run.RUNS:
-            return False
         return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
 
     # -- buckets leave ------------------------------------------------------------------------------------------------
 
     def launch_full_buckets(self) -> None:
         """Send the full buckets that are next in order and not held back; late ones if the backward is over."""
-        if not torch.is_grad_enabled():
-            self._launch_full_buckets()
-        else:  # with create_graph=True
-            with torch.no_grad():
-                self._launch_full_buckets()
-
-    def _launch_full_buckets(self) -> None:
-        reduction, run = self.reduction, self.engine_run
-        iteration = reduction.iteration
+        reduction, run, iteration = self.reduction, self.engine_run, self.reduction.iteration
         num_launched = len(iteration.launched)
         if num_launched == len(iteration.full):
+            return
+        if torch.is_grad_enabled():  # with create_graph=True
+            with torch.no_grad():
+                self.launch_full_buckets()
             return
         if self.ranks_may_differ:
             self.expectation.await_forecast()
@@ -552,7 +529,8 @@ class Reducer:
             self._launch_next()
         if num_launched < len(iteration.launched) == iteration.num_buckets:
             self.telemetry.current.last_launch = now_ns()
-            self._perform(iteration.enter(Event.LAST_LAUNCHED))
+            if actions := iteration.enter(Event.LAST_LAUNCHED):
+                self._perform(actions)
             if self._backward.is_compiled and iteration.run is Run.RUNS:
                 company.end_alone(self)
 
@@ -585,7 +563,8 @@ class Reducer:
         iteration = self.reduction.iteration
         if iteration.run is Run.UNSEEN:
             self._perform(iteration.enter(Event.BACKWARD))  # without having reached an output of forward
-        self._perform(iteration.enter(Event.BACKWARD_END))
+        if actions := iteration.enter(Event.BACKWARD_END):
+            self._perform(actions)
         if not self.reduction.learnt.has_rebuilt_buckets:
             self._exchange_order(is_over=False)
 
@@ -617,10 +596,6 @@ class Reducer:
         """Let the next forward go on, which may wait for the end of this backward."""
         if self._run_is_over is not None:
             self._run_is_over.set()
-
-    def _expect_end(self) -> None:
-        if self._drops_late:
-            self._run_is_over = threading.Event()
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -654,7 +629,7 @@ class Reducer:
                     self.launch_full_buckets()
                 case Action.RESOLVE:
                     for full in self.expectation.resolve_unused():
-                        self._bucket_is_full(full)
+                        self.bucket_is_full(full)
                 case Action.ASK:
                     self.expectation.ask()
                 case Action.FINALIZE:
@@ -663,6 +638,7 @@ class Reducer:
                     self.arrivals.disarm()
 
     def open_iteration(self, *, repeats: bool = False) -> None:
+        """Expect every gradient; `repeats`: a backward opens the iteration, from outputs of an earlier one."""
         reduction, last = self.reduction, self.reduction.iteration
         iteration = Iteration(
             reduction.rank, last.number + 1, len(self.buckets), last.progress, last.run, is_repeated=repeats
@@ -683,18 +659,22 @@ class Reducer:
             hooks.iteration_begins(search=search)
 
     def watch_backward(self) -> None:
+        """Take part in the backward that runs now, and have autograd report its end."""
         reduction, order, run = self.reduction, self.reduction.order, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
-        self._expect_end()
+        if self._drops_late:
+            self._run_is_over = threading.Event()
         if run.is_compiled and isinstance(self._chosen, Every):
             self.expectation = Captured(reduction)
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)
         order.backward_begins(run.tallies.get((reduction.group, self.device)) if run.tallies else None)
-        self.expectation.backward_begins()
+        if self.arrivals.learns:
+            self.expectation.learning_begins()
         if (search := self.hooks.come_last()) or reduction.user_hooks.hooked:
             reduction.user_hooks.backward_begins(search=search)
-        self.early_moves.begin()
+        if self.early_moves.buckets:
+            self.early_moves.begin()
         if self.telemetry.current.backward_start == NEVER:
             self.telemetry.current.backward_start = now_ns()
             if self.planning.device_times is not None and self.arrivals.learns_order:
@@ -706,11 +686,12 @@ class Reducer:
             self.reduction.order.backward_begins(tally)
 
     def announce(self) -> None:
+        """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
         absent = self.expectation.absent_at_start()
         if absent:
             self.reduction.iteration.unused.update(absent)
             for full in self.arrivals.exclude(absent):
-                self._bucket_is_full(full)
+                self.bucket_is_full(full)
 
     def _forget_iteration(self) -> None:
         self.reduction.iteration = Iteration(self.reduction.rank, self.reduction.iteration.number, len(self.buckets))
@@ -723,7 +704,8 @@ class Reducer:
         self.arrivals.end_iteration()
         refused = iteration.usage is not None and self.expectation.a_rank_refuses()
         if not refused:
-            reduction.order.iteration_ends(iteration.filled, iteration.arrived)
+            if reduction.order.tally is not None:
+                reduction.order.iteration_ends(iteration.filled, iteration.arrived)
             reduction.finalize_buckets()
         if learnt.last_unused != iteration.unused:
             learnt.looks_static = learnt.looks_static and learnt.last_unused is None
@@ -764,5 +746,43 @@ class Reducer:
         return self.reduction.learnt.looks_static
 
 
+class _OneThreadAtATime:
+    """Lets one of autograd's threads into `reducer` at a time; autograd has one for each device.
+
+    Only where parameters are on several devices: where there is one, nothing is to be paid for it, and compiled
+    autograd would stumble over a lock. All reducers have the same lock, because one has another send.
+    """
+
+    lock = threading.RLock()
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = weakref.ref(reducer)
+        self.early_moves = reducer.early_moves
+
+    def bucket_is_full(self, bucket: int) -> None:
+        """Take note that the last gradient of a bucket has arrived."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.bucket_is_full(bucket)
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that is to be reported."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.take_gradient(index)
+
+
 def _nothing() -> None:
     """Do nothing: keeps nobody alive."""
+
+
+def _reporter(report: Callable[[], None], keeps: object = None) -> Callable[[object], None]:
+    """Return a hook that calls `report`; `keeps` stays alive as long as the graph that the hook is in."""
+
+    def reached(_: object, keeps: object = keeps) -> None:
+        report()
+
+    return reached
+
+
+keep_out_of_graphs(_reporter(_nothing))  # all that it returns have one code

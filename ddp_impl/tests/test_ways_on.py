@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.autograd.backwards import Participant
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.reducer.reducer_state import Phase
+from ddp_impl.reducer.company import Participant
 from ddp_impl.tests.ranks import group_of_one
 from ddp_impl.wire import collectives
 
@@ -134,5 +133,5 @@ def test_no_method_communicates(owner: str) -> None:
                     getattr(of, name)()
             except Communicated:
                 communicating.append(name)
-            assert ddp.reducer.state.phase is Phase.INCOMPLETE, f"{name} has forgotten the backward"
+            assert ddp.reducer.reduction.iteration.is_incomplete, f"{name} has forgotten the backward"
     assert communicating == []
