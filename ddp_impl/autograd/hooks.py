@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -115,12 +116,13 @@ class AutogradHooks:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
     @staticmethod
-    def on_backward(outputs: Iterable[Tensor], reached: Callable[[object], None]) -> bool:
-        """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
+    def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
+        """Call `report` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
 
-        An output that is a parameter itself reports nothing but its gradient. `reached` is kept out of graphs.
+        An output that is a parameter itself reports nothing but its gradient. `keeps` stays alive as long as the graphs
+        of the outputs.
         """
-        can_reach = False
+        reached, can_reach = _reporter(report, keeps), False
         for output in outputs:
             for node in nodes_behind(output):
                 node.register_prehook(reached)
@@ -158,6 +160,42 @@ class AutogradHooks:
                 gradient_arrived(None)
 
         return keep_out_of_graphs(gradient_captured)
+
+
+def _reporter(report: Callable[[], None], keeps: object) -> Callable[[object], None]:
+    def reached(_: object, keeps: object = keeps) -> None:
+        report()
+
+    return reached
+
+
+keep_out_of_graphs(_reporter(lambda: None, None))  # all that it returns have one code
+
+
+class OneThreadAtATime:
+    """Lets one of autograd's threads into `reducer` at a time; autograd has one for each device.
+
+    Only where parameters are on several devices: where there is one, nothing is to be paid for it, and compiled
+    autograd would stumble over a lock. All reducers have the same lock, because one has another send.
+    """
+
+    lock = threading.RLock()
+
+    def __init__(self, reducer: Listener) -> None:
+        self._reducer = weakref.ref(reducer)
+        self.early_moves = reducer.early_moves
+
+    def bucket_is_full(self, bucket: int) -> None:
+        """Take note that the last gradient of a bucket has arrived."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.bucket_is_full(bucket)
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that is to be reported."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.take_gradient(index)
 
 
 def is_averaged(parameter: Tensor) -> bool:

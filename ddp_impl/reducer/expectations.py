@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddp_impl.base import messages
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire.round import Answer, Round
@@ -97,6 +98,24 @@ class Expectation:
         """Whether a parameter that counts as unused can still have its gradient in its bucket."""
         iteration, bucket = self.reduction.iteration, self.arrivals.bucket_of[index]
         return index in iteration.unused and bucket not in iteration.skipped and bucket not in iteration.launched
+
+    def one_too_many(self, index: int) -> str:
+        """Return the message for a gradient that arrived although none of its parameter was awaited."""
+        reduction, name = self.reduction, self.members[index].name
+        if index in reduction.iteration.unused:
+            return messages.used_after_all(reduction.rank, name, static=self.is_static)
+        return messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=self.is_static)
+
+    def unfinished(self, *, verbose: bool) -> str:
+        """Return the message for a backward that is over and has left gradients out."""
+        return messages.unfinished(
+            self.reduction.rank,
+            [(index, self.members[index].name) for index in self.arrivals.missing],
+            len(self.members),
+            unused_allowed=self.reduction.options.find_unused_parameters,
+            static=self.is_static,
+            verbose=verbose,
+        )
 
     # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
 

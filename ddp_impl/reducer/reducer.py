@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -58,7 +57,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.logs import is_verbose, milestone
@@ -80,7 +79,6 @@ from ddp_impl.torch_internals.autograd import (
     in_backward,
     in_compiled_backward,
 )
-from ddp_impl.torch_internals.compile import keep_out_of_graphs
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers, in_lines
@@ -123,7 +121,7 @@ class Reducer:
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
         has_threads = len({member.parameter.device for member in members}) > 1
-        self._listener = _OneThreadAtATime(self) if has_threads else self
+        self._listener = OneThreadAtATime(self) if has_threads else self
         self._drops_late = device.type != "cpu" or has_threads
         self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -189,14 +187,14 @@ class Reducer:
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
 
-        iteration.is_announced |= self.hooks.on_backward(outputs, _reporter(self._output_reached, in_use))
+        iteration.is_announced |= self.hooks.on_backward(outputs, self._output_reached, in_use)
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
         num_triggers = self._num_triggers
 
-        self.hooks.on_backward(outputs, _reporter(partial(self._local_output_reached, num_triggers)))
+        self.hooks.on_backward(outputs, partial(self._local_output_reached, num_triggers))
 
     def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
         """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
@@ -384,7 +382,7 @@ class Reducer:
                 self._arrived_late(index)
                 return
             if index not in iteration.unused or not self.expectation.may_still_arrive(index):
-                reduction.refuse(self._one_too_many(index))
+                reduction.refuse(reduction.error(self.expectation.one_too_many(index)))
                 return
             iteration.unused.discard(index)
         if due <= 0:
@@ -432,31 +430,15 @@ class Reducer:
             name, number = self.members[index].name, reduction.iteration.number
             warnings.warn(messages.came_late(reduction.rank, name, number), stacklevel=2)
 
-    def _one_too_many(self, index: int) -> ReductionError:
-        """Return the error for a gradient that arrived although none of its parameter was awaited."""
-        reduction, name, static = self.reduction, self.members[index].name, self.expectation.is_static
-        if index in reduction.iteration.unused:
-            return reduction.error(messages.used_after_all(reduction.rank, name, static=static))
-        return reduction.error(messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=static))
-
     def _unfinished(self) -> ReductionError:
         """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
         reduction, peers = self.reduction, self.reduction.peers
         if not reduction.iteration.is_incomplete:
             return reduction.error(messages.aborted(reduction.rank))
         self._backward.told_missing = True
-        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
-        return reduction.error(
-            messages.unfinished(
-                reduction.rank,
-                missing,
-                len(self.members),
-                unused_allowed=reduction.options.find_unused_parameters,
-                static=self.expectation.is_static,
-                verbose=get_debug_level() != DebugLevel.OFF,
-            )
-            + peers.exchange(messages.lacks([name for _, name in missing], peers.step))
-        )
+        names = [self.members[index].name for index in self.arrivals.missing]
+        text = self.expectation.unfinished(verbose=get_debug_level() != DebugLevel.OFF)
+        return reduction.error(text + peers.exchange(messages.lacks(names, peers.step)))
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 
@@ -746,43 +728,5 @@ class Reducer:
         return self.reduction.learnt.looks_static
 
 
-class _OneThreadAtATime:
-    """Lets one of autograd's threads into `reducer` at a time; autograd has one for each device.
-
-    Only where parameters are on several devices: where there is one, nothing is to be paid for it, and compiled
-    autograd would stumble over a lock. All reducers have the same lock, because one has another send.
-    """
-
-    lock = threading.RLock()
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = weakref.ref(reducer)
-        self.early_moves = reducer.early_moves
-
-    def bucket_is_full(self, bucket: int) -> None:
-        """Take note that the last gradient of a bucket has arrived."""
-        if (reducer := self._reducer()) is not None:
-            with self.lock:
-                reducer.bucket_is_full(bucket)
-
-    def take_gradient(self, index: int) -> None:
-        """Take a gradient that is to be reported."""
-        if (reducer := self._reducer()) is not None:
-            with self.lock:
-                reducer.take_gradient(index)
-
-
 def _nothing() -> None:
     """Do nothing: keeps nobody alive."""
-
-
-def _reporter(report: Callable[[], None], keeps: object = None) -> Callable[[object], None]:
-    """Return a hook that calls `report`; `keeps` stays alive as long as the graph that the hook is in."""
-
-    def reached(_: object, keeps: object = keeps) -> None:
-        report()
-
-    return reached
-
-
-keep_out_of_graphs(_reporter(_nothing))  # all that it returns have one code
