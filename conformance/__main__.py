@@ -5,6 +5,7 @@ command without them is told so.
 """
 
 import importlib.util
+import os
 import sys
 
 #: One module of each dependency that the command imports before it can say anything.
@@ -31,4 +32,8 @@ def _told(missing: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # `python -m` searches the shell's folder first, which may be a stranger's; whatever is imported from here on must
+    # not come from there, unless this package does.
+    if not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(__file__)):
+        del sys.path[0]
     start()

@@ -15,13 +15,13 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
-from conformance.cli.console import make_console
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.cli.options import NamedPath, jobs_option, selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
+from conformance.report.console import make_console, say
 from conformance.report.folder import (
     check_writable,
     clear_folder,
@@ -183,7 +183,7 @@ def command(
     named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     if not quiet:
-        click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
+        say(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
 
@@ -291,7 +291,7 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) 
     except ConformanceError as error:
         if place.index == 0:
             raise
-        click.echo(str(error), err=True)  # nothing was asked wrongly here: the others are gone
+        say(str(error), err=True)  # nothing was asked wrongly here: the others are gone
         return EXIT_FAILED
 
 
@@ -367,9 +367,9 @@ def _judge(
     sources = sources_of(subject) if request.certified else {}
     console = make_console()
     if request.profile == QUICK and not request.quiet:
-        console.print(sentence(selected, load_kills()), highlight=False, soft_wrap=True)
+        console.print(sentence(selected, load_kills()), soft_wrap=True)
     if request.order != LISTED:
-        console.print(f"Scenarios are {request.order}.", highlight=False)
+        console.print(f"Scenarios are {request.order}.")
     schedules: list[Schedule] = []
     with interrupted_once():
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
@@ -405,17 +405,17 @@ def _judge(
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
-            console.print(*map(str, schedules), highlight=False, soft_wrap=True)
+            console.print(*map(str, schedules), soft_wrap=True)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
-            console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
+            console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.")
         if report.failures and backend.name != "gloo" and report.subject.name != NO_DDP.name:
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
-            console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
+            console.print(f"To check the backend by itself: {smoke}", soft_wrap=True)
         page = write_page(html_page([report], [folder]), folder)
         if request.certified:
             write_checksums(folder)
-    console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {path}, as a page: {page}", soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
@@ -439,7 +439,7 @@ def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Rati
             progress=lambda workload: console.print(f"measuring {workload} ..."),
         )
     except ConformanceError as error:
-        click.echo(f"Step times could not be compared: {error}", err=True)
+        say(f"Step times could not be compared: {error}", err=True)
     except KeyboardInterrupt:
-        click.echo("Step times were not compared.", err=True)
+        say("Step times were not compared.", err=True)
     return ()

@@ -21,19 +21,22 @@ from typing import Any
 
 from conformance.codec import encode
 from conformance.errors import ReportError
+from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.report.packed import packed
+from conformance.report.plain_file import write_plain
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
+REPORT = "report.json"
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
 #: So much of a file says whether it is a report.
 _BEGINNING_BYTES = 200
 #: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
 _STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
-OWN_FILES = ("report.json", _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+OWN_FILES = (REPORT, _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 
 
 @contextlib.contextmanager
@@ -148,7 +151,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
             write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
         partial = folder / _STARTED
-        partial.write_text(report_text(report), encoding="utf-8")
+        write_plain(partial, report_text(report))
         os.replace(partial, path)  # a reader never sees half a report
     except OSError as error:
         raise ReportError(f"cannot write the report to {folder}: {error.strerror}") from error
@@ -170,8 +173,8 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         _write_failure(outcome, text, folder)
-    except OSError as error:
-        return f"{text}\nThis could not be written to {folder}: {error.strerror}."
+    except (OSError, ReportError) as error:
+        return f"{text}\nThis could not be written to {folder}: {error}."
     return text
 
 
@@ -181,18 +184,14 @@ def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, fol
 
 def _write_failure(outcome: Outcome, text: str, folder: Path) -> None:
     path = failure_path(folder, outcome.id)
-    path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
-    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    write_plain(path, json.dumps(outcome.replay, indent=2) + "\n")
+    write_plain(path.with_suffix(".txt"), printable(text, lines=True) + "\n")
 
 
 def write_page(text: str, folder: Path) -> Path:
     """Write the report's page into `folder` and return its path; raises `ReportError`."""
-    path = folder / "report.html"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror}; report.json is complete") from error
-    return path
+    write_plain(folder / "report.html", text)
+    return folder / "report.html"
 
 
 def strange_files(folder: Path) -> tuple[str, ...]:

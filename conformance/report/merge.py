@@ -44,14 +44,15 @@ def merge(reports: Sequence[Report]) -> Merged:
         )
     by_id = {scenario.id: scenario for report in reports for scenario in report.scenarios}
     selected = first.selection.ids or tuple(by_id)
-    if strangers := [scenario_id for scenario_id in by_id if scenario_id not in set(selected)]:
+    if strangers := sorted(by_id.keys() - set(selected)):
         raise ReportError(f"{len(strangers)} scenario(s) were never selected: {some(strangers)}")
     missing = tuple(scenario_id for scenario_id in selected if scenario_id not in by_id)
     scenarios = tuple(by_id[scenario_id] for scenario_id in selected if scenario_id in by_id)
     known = {requirement.id: requirement for report in reports for requirement in report.requirements}
+    chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
     merged = Report.of(
         scenarios,
-        sorted(known.values(), key=lambda one: _position(one.chapter, reports)),
+        sorted(known.values(), key=lambda one: chapters.index(one.chapter)),
         subject=first.subject,
         backend=first.backend,
         num_selected=max(len(selected), sum(report.totals.selected for report in reports)),
@@ -88,8 +89,3 @@ def _check_alike(first: Report, other: Report, number: int) -> None:
         raise ReportError(f"reports 1 and {number} are not shards of one run: their selections differ")
     if first.certified or other.certified:
         raise ReportError("a certified report is one whole run; it cannot be merged")
-
-
-def _position(chapter: str, reports: Sequence[Report]) -> int:
-    chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
-    return chapters.index(chapter)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conformance.errors import ReportError
 from conformance.report.headline import badge_svg, headline
-from conformance.report.markdown import as_code, as_text
+from conformance.report.markdown import as_text
 from conformance.report.read import read_report
 from conformance.run.report import Report
 from conformance.verdict import Verdict
@@ -131,4 +131,5 @@ def _over_time(history: Sequence[Stored]) -> list[str]:
 
 def _linked(requirement: str) -> str:
     """Return a link to the page of a requirement, as the site has it."""
-    return f"[{as_text(requirement)}](../requirements/{requirement}.md)" if requirement.isascii() else as_code("?")
+    name = as_text(requirement)
+    return f"[{name}](../requirements/{requirement}.md)" if re.fullmatch("[A-Z][A-Z0-9]*-[0-9]+", requirement) else name

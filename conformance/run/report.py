@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted
-from conformance.run.outcome import Outcome, combine, counts_text, evidence_on, verdicts_of
+from conformance.run.outcome import Outcome, combine, counts_text, evidence_of, verdicts_of
 from conformance.spec.catalogue import Requirement
 from conformance.verdict import Verdict
 
@@ -125,7 +125,8 @@ class Report:
         Of `requirements` it holds those that some scenario exercised.
         """
         outcomes = tuple(outcomes)
-        summaries = tuple(one for each in requirements if (one := summarise(each, outcomes)).scenarios)
+        evidence = evidence_of(outcomes)
+        summaries = tuple(summarise(each, evidence[each.id]) for each in requirements if each.id in evidence)
         subjects, natives = verdicts_of(one.subject for one in outcomes), verdicts_of(one.native for one in outcomes)
         totals = Totals(num_selected, len(outcomes), len(summaries), counts(subjects), counts(natives))
         report = Report(
@@ -224,9 +225,8 @@ class Report:
         return str(sources.get(of, "")) if isinstance(sources, Mapping) else ""
 
 
-def summarise(requirement: Requirement | RequirementSummary, outcomes: Iterable[Outcome]) -> RequirementSummary:
+def summarise(requirement: Requirement | RequirementSummary, relevant: Sequence[Outcome]) -> RequirementSummary:
     """Return `requirement` with count and verdicts of the outcomes that give evidence for it."""
-    relevant = evidence_on(requirement.id, outcomes)
     native = verdicts_of(outcome.native for outcome in relevant)
     return RequirementSummary(
         requirement.id,

@@ -33,7 +33,7 @@ from conformance.report.packed import unpacked
 from conformance.report.progress import ProgressBar, _Forecast
 from conformance.report.terminal import print_failures, print_report, print_totals
 from conformance.run.known_failures import MET, UNEXPECTED_PASS
-from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
+from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text, evidence_of
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue
@@ -365,7 +365,8 @@ def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] 
 
 
 def _verdicts(report: Report) -> dict[str, tuple[Verdict, int]]:
-    summaries = (summarise(each, report.scenarios) for each in load_catalogue())
+    evidence = evidence_of(report.scenarios)
+    summaries = (summarise(each, evidence.get(each.id, [])) for each in load_catalogue())
     return {each.id: (each.subject, each.scenarios) for each in summaries if each.scenarios}
 
 
