@@ -6,7 +6,8 @@ import os
 import random
 import re
 import shlex
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,30 +24,33 @@ from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.console import make_console, say
 from conformance.report.folder import (
+    begin_report,
     check_writable,
-    clear_folder,
     keep_failure,
     sole_writer,
     write_page,
     write_report,
 )
+from conformance.report.journal import note_outcome
+from conformance.report.merge import check_alike
 from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
 from conformance.report.terminal import print_report
-from conformance.run.environment import package_version
+from conformance.run.environment import capture_environment, package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
-from conformance.run.outcome import Progress
+from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import MOST_HANGS, nothing_but_hangs
-from conformance.run.report import Assignment
+from conformance.run.report import Assignment, JudgedSubject, Report
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import load_catalogue
+from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import named
 from conformance.suite import Selection, load_scenarios
+from conformance.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +93,7 @@ if TYPE_CHECKING:
     help="Only scenarios of this version of the specification, such as 1.0.  [with --certified: the newest]",
 )  # fmt: skip
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
+@click.option("--resume", is_flag=True, help="Go on with the run of this command that ended early, in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
     "--expectations",
@@ -128,6 +133,7 @@ def command(
     profile: str,
     spec: str,
     last_failed: bool,
+    resume: bool,
     shard: str,
     known_failures: Path | None,
     baseline: bool,
@@ -152,6 +158,7 @@ def command(
     ddp-conformance run --ddp my_pkg:MyDDP --report mine
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --last-failed                    what failed in ./report, again
+    ddp-conformance run --resume                         go on with the run that ended early in ./report
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
@@ -172,13 +179,15 @@ def command(
     if certified:
         refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
         spec = spec or known_versions()[-1]  # a certificate names what it was measured by
+    if resume and (certified or last_failed):
+        raise ReportError("--resume goes on with a run: it is no whole one to certify, nor one of what failed")
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     if jobs > 1 and attach:
         raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline, jobs, spec,
+        quiet, verbose, baseline, jobs, spec, resume,
     )  # fmt: skip
     named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
@@ -225,6 +234,7 @@ class Request:
     baseline: bool = False
     jobs: int = 1  #: 0 for what the machine has
     spec: str = ""  #: the version of the specification; empty for that of the release
+    resume: bool = False
 
 
 def refuse_to_certify(
@@ -364,21 +374,33 @@ def _judge(
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
+    begun = replace(Report.of(
+        (), (), subject=JudgedSubject(subject.name, subject.target, subject.source), interrupted=True,
+        backend=backend.source or backend.name, num_selected=len(scenarios), selection=assignment, duration_s=0.0,
+        environment={**capture_environment(), "device_type": backend.device_type},
+    ), specification=request.spec)  # fmt: skip
+    earlier = found_before(folder, begun, scenarios) if request.resume else ()
+    known = list(earlier)
+    done = {one.id for one in earlier}
+    scenarios = tuple(one for one in scenarios if one.id not in done) or scenarios[-1:]
     sources = sources_of(subject) if request.certified else {}
     console = make_console()
     if request.profile == QUICK and not request.quiet:
         console.print(sentence(selected, load_kills()), soft_wrap=True)
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.")
+    if earlier:
+        console.print(f"{counted(len(earlier), 'scenario')} had been judged; the others follow.")
+    if not request.quiet:
+        say("Starting ranks ...", err=True)
     schedules: list[Schedule] = []
     with interrupted_once():
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:
-                if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served
-                    clear_folder(folder)
-                if event.outcome is not None and event.outcome.is_failure:
-                    keep_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
+                if (outcome := event.outcome) is not None:
+                    known.append(outcome)
+                    _keep(known, begun, catalogue, folder, is_first=len(known) == len(earlier) + 1)
                 progress(event)
 
             report = runner.run(
@@ -393,15 +415,19 @@ def _judge(
                 on_schedule=schedules.append,
                 **how,
             )
-        report = replace(report, selection=assignment, certified=request.certified, specification=request.spec)
+        report = replace(
+            begun, interrupted=report.interrupted, environment=report.environment, duration_s=report.duration_s
+        ).joined((*earlier, *report.scenarios), catalogue)
+        report = replace(report, certified=request.certified)
         if request.certified:
             if sources != sources_of(subject):
                 raise ReportError("files of the suite or of the DDP under test were changed during the run")
             report = replace(report, environment={**report.environment, "sources": sources})
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
-        if not report.scenarios:
-            clear_folder(folder)
+        if not report.scenarios and (folder / "report.json").exists():
+            console.print(f"No scenario had ended; the report in {folder} is that of an earlier run.")
+            return EXIT_INTERRUPTED
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
@@ -419,6 +445,37 @@ def _judge(
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
+
+
+def _keep(known: Sequence[Outcome], begun: Report, catalogue: Catalogue, folder: Path, *, is_first: bool) -> None:
+    """Write down the last of what is `known`; a disk that is full for a while costs no verdict."""
+    if is_first:  # the DDP can be tried: the last report has served
+        begin_report(folder, begun, known)
+    else:
+        with suppress(OSError):
+            note_outcome(folder, known[-1])
+    for one in known if is_first else known[-1:]:
+        if one.is_failure:
+            keep_failure(one, begun.subject.typed, begun.backend, catalogue, folder)
+
+
+def found_before(folder: Path, begun: Report, scenarios: Iterable[Scenario]) -> tuple[Outcome, ...]:
+    """Return what a run that ended early found of these scenarios, but for errors of the harness.
+
+    Raises:
+        ReportError: there is no such run in `folder`, or it judged something else.
+
+    """
+    before = read_report(folder)
+    if before.is_complete:
+        raise ReportError(f"the report in {folder} is complete; nothing is left to resume")
+    check_alike(before, begun, f"this run and that in {folder}")
+    digests = {one.id: one.digest for one in scenarios}
+    return tuple(
+        one
+        for one in before.scenarios
+        if digests.get(one.id) == one.sha256 and all(each.verdict is not Verdict.HARNESS_ERROR for each in one.results)
+    )
 
 
 def sources_of(subject: Subject) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The report folder: `report.json` for machines, a page for people, and one scenario file per failure for replay.
 
 report/report.json               everything that the run found (`schema_version` says how it is laid out)
+report/report.journal            what a run has found so far
 report/report.html               the same as a page
 report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
 report/failures/<scenario>.txt   why it failed, as the terminal shows it
@@ -15,7 +16,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from conformance.codec import encode
 from conformance.errors import ReportError
 from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.journal import JOURNAL, begin_journal
 from conformance.report.packed import packed
 from conformance.report.plain_file import write_plain
 from conformance.run.outcome import Outcome
@@ -33,10 +35,10 @@ REPORT = "report.json"
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
 #: So much of a file says whether it is a report.
 _BEGINNING_BYTES = 200
-#: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
+#: Becomes `report.json`.
 _STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
-OWN_FILES = (REPORT, _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+OWN_FILES = (REPORT, JOURNAL, f"{JOURNAL}.new", _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 
 
 @contextlib.contextmanager
@@ -78,7 +80,7 @@ def check_writable(folder: Path) -> None:
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         report = folder / "report.json"
-        of_a_run = is_report(report) if report.exists() else (folder / _STARTED).exists()
+        of_a_run = is_report(report) if report.exists() else (folder / JOURNAL).exists()
         theirs = [] if of_a_run else [path for path in [*_own_files(folder), *_failures(folder)] if path.exists()]
         if theirs:
             raise ReportError(
@@ -91,16 +93,18 @@ def check_writable(folder: Path) -> None:
         raise _not_writable(folder, error) from error
 
 
-def clear_folder(folder: Path) -> None:
-    """Remove the files and the failures of an earlier run, so that nothing old can pass for a result of this run.
+def begin_report(folder: Path, report: Report, outcomes: Iterable[Outcome]) -> None:
+    """Begin the journal of a run, and remove what an earlier one left: nothing old can pass for a result of this run.
 
-    Raises what `check_writable` does, before anything is removed.
+    `report` is what it is to become, `outcomes` what is known by now. Raises what `check_writable` does, before
+    anything is removed.
     """
     check_writable(folder)
+    begin_journal(folder, report, outcomes)
     try:
         for path in [*_own_files(folder), *_failures(folder)]:
-            path.unlink(missing_ok=True)
-        (folder / _STARTED).touch()
+            if path.name != JOURNAL:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise _not_writable(folder, error) from error
 
@@ -153,6 +157,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
         partial = folder / _STARTED
         write_plain(partial, report_text(report))
         os.replace(partial, path)  # a reader never sees half a report
+        (folder / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
         raise ReportError(f"cannot write the report to {folder}: {error.strerror}") from error
     return path

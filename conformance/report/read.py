@@ -13,6 +13,7 @@ from pathlib import Path
 from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError, instance
 from conformance.report.console import printable
+from conformance.report.journal import JOURNAL, read_journal
 from conformance.report.packed import unpacked
 from conformance.report.plain_file import read_plain
 from conformance.run.report import SCHEMA_VERSION, Report
@@ -22,7 +23,7 @@ _MOST_CHARACTERS = 2000
 
 
 def read_report(path: Path) -> Report:
-    """Return the report in `path`, which is a `report.json` or the folder that holds one.
+    """Return the report in `path`, which is a `report.json` or the folder that holds one, or the journal of a run.
 
     Raises:
         ReportError: the file cannot be read, is truncated, is of another schema version, or a field has the wrong type
@@ -30,7 +31,12 @@ def read_report(path: Path) -> Report:
 
     """
     if path.is_dir():
-        path = path / "report.json"
+        folder, path = path, path / "report.json"
+        if not path.exists() and (folder / JOURNAL).exists():  # the run was killed
+            report = read_journal(folder / JOURNAL)
+            if mistake := next(chain(_unfit(report), _impossible(report)), ""):
+                raise ReportError(f"{folder / JOURNAL}: {mistake}")
+            return report
     return report_in(read_plain(path), path)
 
 

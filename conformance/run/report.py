@@ -149,6 +149,18 @@ class Report:
         )
         return replace(report, green=report.is_green)
 
+    def joined(self, others: Iterable[Outcome], requirements: Iterable[Requirement | RequirementSummary]) -> Report:
+        """Return this report with the outcomes of others besides, of a run of the same scenarios that ended early."""
+        found = {one.id: one for one in (*others, *self.scenarios)}
+        place = {scenario_id: number for number, scenario_id in enumerate(self.selection.ids)}
+        whole = Report.of(
+            sorted(found.values(), key=lambda one: place.get(one.id, len(place))), requirements, subject=self.subject,
+            backend=self.backend, num_selected=self.totals.selected, interrupted=self.interrupted,
+            environment=self.environment, duration_s=self.duration_s, selection=self.selection,
+            performance=self.performance,
+        )  # fmt: skip
+        return replace(whole, specification=self.specification)
+
     @property
     def short_name(self) -> str:
         """The subject's name without its module."""

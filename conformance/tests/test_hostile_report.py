@@ -74,7 +74,7 @@ def made(output: str, folder: Path) -> Iterator[tuple[str, str]]:
     others = {"diff": [folder / "other"], "site": ["--out", folder / "pages"], "merge": [folder / "other"]}
     arguments = [*options, folder, *others.get(name, ())]
     result = CliRunner().invoke(main, ["report", name, *map(str, arguments)])
-    assert isinstance(result.exception, SystemExit | None), (output, result.exception)
+    assert isinstance(result.exception, (SystemExit, type(None))), (output, result.exception)
     if name in ("markdown", "html", "junit", "badge") and not result.stderr:
         yield {"junit": "xml", "badge": "xml"}.get(name, name), result.stdout
     else:

@@ -21,8 +21,8 @@ from conformance.report.causes import cause_of, causes_of
 from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
+    begin_report,
     check_writable,
-    clear_folder,
     keep_failure,
     sole_writer,
     write_failure,
@@ -184,16 +184,16 @@ def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("not the report's")
     check_writable(tmp_path)
     assert (tmp_path / "report.json").exists()  # what was typed wrongly costs nothing
-    clear_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.partial"]
-    clear_folder(tmp_path)  # as after a run that was killed
+    begin_report(tmp_path, MIXED, ())
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.journal"]
+    begin_report(tmp_path, MIXED, ())  # as after a run that was killed
 
 
 def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> None:
     add_failures_folder(tmp_path)
     write_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path)
     with pytest.raises(ReportError, match=r"holds 2 file\(s\), such as failures/.*, and no report of a run"):
-        clear_folder(tmp_path)
+        begin_report(tmp_path, MIXED, ())
     assert len(list((tmp_path / "failures").iterdir())) == 2
 
 
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) 
 def test_files_that_no_run_wrote_are_not_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("my own notes")
     with pytest.raises(ReportError, match=f"such as {name}, and no report of a run"):
-        clear_folder(tmp_path)
+        begin_report(tmp_path, MIXED, ())
     assert (tmp_path / name).read_text() == "my own notes"
 
 
