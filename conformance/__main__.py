@@ -14,12 +14,22 @@ NEEDED = ("click", "msgspec", "rich")
 
 def start() -> None:
     """Run the command; exit with 2 where the extra `suite` is not installed."""
+    _open_standard_streams()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(_told(missing))
     from conformance.cli import main
 
     main(prog_name="ddp-conformance")
+
+
+def _open_standard_streams() -> None:
+    """Open what the shell has closed (`>&-`): else the next file that is opened takes its place, and is written to."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    sys.stdout = sys.stdout or open(1, "w")
+    sys.stderr = sys.stderr or open(2, "w")
 
 
 def _told(missing: list[str]) -> int:

@@ -116,7 +116,7 @@ def command(
 
     console.print(f"Seeds: {', '.join(map(str, seeds))}", soft_wrap=True)
     with (
-        interrupted_once(),
+        interrupted_once("; failures found so far are kept"),
         closing(ZygoteProcess(None, preload)) as shared,
         console.status("starting ranks") as status,
     ):

@@ -394,7 +394,7 @@ def _judge(
     if not request.quiet:
         say("Starting ranks ...", err=True)
     schedules: list[Schedule] = []
-    with interrupted_once():
+    with interrupted_once("; the report will hold the results so far"):
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:

@@ -52,7 +52,7 @@ def kept(report: Report) -> str:
     said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
         said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities that it does not declare")
-    if unknown := _number(report, Verdict.UNKNOWN):
+    if unknown := _number(report, Verdict.UNKNOWN) + _number(report, Verdict.HARNESS_ERROR):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)
 
