@@ -28,8 +28,8 @@ def _open_standard_streams() -> None:
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
-    sys.stdout = sys.stdout or open(1, "w")
-    sys.stderr = sys.stderr or open(2, "w")
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _told(missing: list[str]) -> int:

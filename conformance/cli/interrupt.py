@@ -15,7 +15,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interrupted_once(then: str = "") -> Iterator[None]:
     """Within the block, raise `KeyboardInterrupt` at the first SIGINT, SIGTERM or SIGHUP and ignore later ones.
 
-    `then` says what the command does yet. A CI system sends SIGTERM to a job that it cancels, a closed terminal SIGHUP, and both want the partial report too.
+    `then` says what the command does yet. A CI system sends SIGTERM to a job that it cancels, a closed terminal SIGHUP,
+    and both want the partial report too.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:

@@ -6,8 +6,8 @@ import os
 import random
 import re
 import shlex
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,12 @@ from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.console import make_console, say
 from conformance.report.folder import (
-    begin_report,
     check_writable,
-    keep_failure,
+    keep_last,
     sole_writer,
     write_page,
     write_report,
 )
-from conformance.report.journal import note_outcome
 from conformance.report.merge import check_alike
 from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
@@ -44,7 +42,7 @@ from conformance.run.patience import MOST_HANGS, nothing_but_hangs
 from conformance.run.report import Assignment, JudgedSubject, Report
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import Catalogue, load_catalogue
+from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import known_versions, load_version
@@ -400,7 +398,7 @@ def _judge(
             def on_event(event: Progress) -> None:
                 if (outcome := event.outcome) is not None:
                     known.append(outcome)
-                    _keep(known, begun, catalogue, folder, is_first=len(known) == len(earlier) + 1)
+                    keep_last(known, begun, catalogue, folder, is_first=len(known) == len(earlier) + 1)
                 progress(event)
 
             report = runner.run(
@@ -445,18 +443,6 @@ def _judge(
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
-
-
-def _keep(known: Sequence[Outcome], begun: Report, catalogue: Catalogue, folder: Path, *, is_first: bool) -> None:
-    """Write down the last of what is `known`; a disk that is full for a while costs no verdict."""
-    if is_first:  # the DDP can be tried: the last report has served
-        begin_report(folder, begun, known)
-    else:
-        with suppress(OSError):
-            note_outcome(folder, known[-1])
-    for one in known if is_first else known[-1:]:
-        if one.is_failure:
-            keep_failure(one, begun.subject.typed, begun.backend, catalogue, folder)
 
 
 def found_before(folder: Path, begun: Report, scenarios: Iterable[Scenario]) -> tuple[Outcome, ...]:

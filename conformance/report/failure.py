@@ -67,7 +67,7 @@ def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None)
     if (found := lacking(result, scenario)) is None:
         return ""
     return (
-        f"{result.subject} declares {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
+        f"{result.subject} counts as having {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
         f"\n      {found.declaration}"
     )
 

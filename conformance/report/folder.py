@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from conformance.codec import encode
 from conformance.errors import ReportError
 from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.report.journal import JOURNAL, begin_journal
+from conformance.report.journal import JOURNAL, begin_journal, note_outcome
 from conformance.report.packed import packed
 from conformance.report.plain_file import write_plain
 from conformance.run.outcome import Outcome
@@ -181,6 +181,18 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
     except (OSError, ReportError) as error:
         return f"{text}\nThis could not be written to {folder}: {error}."
     return text
+
+
+def keep_last(known: Sequence[Outcome], begun: Report, catalogue: Catalogue, folder: Path, *, is_first: bool) -> None:
+    """Write down the last of what is `known`; a disk that is full for a while costs no verdict."""
+    if is_first:  # the DDP can be tried: the last report has served
+        begin_report(folder, begun, known)
+    else:
+        with contextlib.suppress(OSError):
+            note_outcome(folder, known[-1])
+    for one in known if is_first else known[-1:]:
+        if one.is_failure:
+            keep_failure(one, begun.subject.typed, begun.backend, catalogue, folder)
 
 
 def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:

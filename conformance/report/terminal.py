@@ -45,6 +45,7 @@ STYLES = {
 
 #: So many causes of failures are shown with their evidence at the end of a run.
 NUM_WHOLE = 3
+_WIDTH_OF_EVIDENCE = 240  # that of the first line of each other one
 _NUM_REASONS = 5  # why scenarios were UNSUPPORTED
 
 
@@ -171,7 +172,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     if causes:
         said = f"{counted(len(report.failures), 'failure')}, {counted(len(causes), 'cause')}:"
         console.print(said, style="bold")
-    rows = {row.id: row for row in report.requirements}
+    rows = {row.id: row for row in report.owed}
     for number, cause in enumerate(causes[:whole], start=1):
         _print_cause(console, cause, number, rows, catalogue)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
@@ -179,9 +180,9 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print()
     for number, cause in enumerate(causes[whole:], start=whole + 1):
         _print_cause(console, cause, number, rows, catalogue)
-    if causes[whole:]:
-        why = failure_path(folder, "*").with_suffix(".txt")
-        console.print(f"\nWhy: {why}, or run with --verbose.", soft_wrap=True)
+        seen = next((one.explanation for one in cause.best.failed_result.findings_that_tell if one.explanation), "")
+        print_sentence(console, f"      {shorten(seen, _WIDTH_OF_EVIDENCE) or shorten(cause.best.why)}", indent=6)
+        console.print(f"      {failure_path(folder, cause.best.id).with_suffix('.txt')}", soft_wrap=True)
     if causes:
         again = last_failed_command(report.subject.typed, report.backend, folder)
         console.print(f"After a mend: {again}\n", soft_wrap=True)

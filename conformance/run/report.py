@@ -15,7 +15,8 @@ from typing import Any
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted
 from conformance.run.outcome import Outcome, combine, counts_text, evidence_of, verdicts_of
-from conformance.spec.catalogue import Requirement
+from conformance.spec.catalogue import LEVELS, Requirement
+from conformance.spec.profile import levels_of
 from conformance.verdict import Verdict
 
 SCHEMA_VERSION = 1
@@ -178,6 +179,13 @@ class Report:
         A verdict that depended on what ran before shows none either.
         """
         return self.is_complete and not self.failures and not self.contaminated and self.verdicts[Verdict.PASS] > 0
+
+    @property
+    def owed(self) -> tuple[RequirementSummary, ...]:
+        """The requirements that a DDP owes at the level of the run; a scenario may be evidence for others as well."""
+        profile = self.selection.profile
+        levels = levels_of(profile) if profile in LEVELS else LEVELS
+        return tuple(one for one in self.requirements if one.level in levels)
 
     @property
     def contaminated(self) -> tuple[Outcome, ...]:

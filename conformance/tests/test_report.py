@@ -277,7 +277,7 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
     assert [(one.kind.name, one.title, one.requirements) for one in causes_of(report)] == [
         ("BUG", "What backwards under `no_sync` left is never averaged.", ("BUCKET-01", "GRAD-01")),
         ("LACKS_CHECK", "What must be refused is accepted.", ("GRAD-02",)),
-        ("UNDECLARED", "It declares join and has no method join.", ("GRAD-02",)),
+        ("UNDECLARED", "It counts as having join and has no method join.", ("GRAD-02",)),
     ]  # fmt: skip
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
@@ -586,7 +586,7 @@ FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Let   A = every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Then  A is not 2.
-ddp_impl declares static_graph and has no method _set_static_graph: leave it out of its capabilities,
+ddp_impl counts as having static_graph and has no method _set_static_graph: leave it out of its capabilities,
       Subject(..., capabilities=CAPABILITIES - {"static_graph"})
 Replay  the command""",
         )

@@ -19,6 +19,7 @@ from conformance.report.journal import JOURNAL, note_outcome
 from conformance.report.read import read_report
 from conformance.suite import Selection
 from conformance.tests.reports_by_hand import FAIL, HARNESS_ERROR, PASS, outcome, run_report, scenario, stored
+from conformance.workers.zygote_process import _locked, _remove_those_of_the_dead
 
 OLD = outcome("gradients/GRAD-01/old", PASS)
 FOUND = [
@@ -95,3 +96,14 @@ def test_a_run_that_is_killed_at_random_moments_comes_to_the_verdicts_of_one_tha
 def _num_found(folder: Path) -> int:
     journal = folder / JOURNAL
     return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
+
+
+def test_private_folders_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    folders = [tmp_path / f"ddp-conformance-{name}" for name in ("dead", "alive", "another")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "zygote.output").touch()
+    (folders[0] / "owner").touch()
+    with _locked(folders[1] / "owner"):
+        _remove_those_of_the_dead(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(folders[1:])

@@ -60,7 +60,7 @@ def start_interpreter(
     environment: Mapping[str, str],
     output: IO[bytes] | None = None,
 ) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Run the module as `python -m <module> <fd> <arguments>` does; returns the process, and our end of the channel to its `<fd>`.
+    """Run a module as `python -m <module> <fd> <arguments>`; returns the process, and our end of the channel to `<fd>`.
 
     Our end expects messages of the type `expects`. The interpreter gets this process's module search path.
     `environment` overrides the usual variables of ranks. Without `output`, its stdout is discarded and its stderr is
