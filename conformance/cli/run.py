@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shlex
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from conformance.cli.certified import refuse_to_certify
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
@@ -30,14 +30,14 @@ from conformance.report.folder import (
     write_page,
     write_report,
 )
-from conformance.report.merge import check_alike
 from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
+from conformance.report.resumed import found_before
 from conformance.report.terminal import print_report
 from conformance.run.environment import capture_environment, package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
-from conformance.run.outcome import Outcome, Progress
+from conformance.run.outcome import Progress
 from conformance.run.patience import MOST_HANGS, nothing_but_hangs
 from conformance.run.report import Assignment, JudgedSubject, Report
 from conformance.run.sources import hash_of_subject, hash_of_suite
@@ -48,7 +48,6 @@ from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import named
 from conformance.suite import Selection, load_scenarios
-from conformance.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -235,34 +234,6 @@ class Request:
     resume: bool = False
 
 
-def refuse_to_certify(
-    profile: str,
-    selection: Selection,
-    shard: str,
-    order: str,
-    known_failures: Path | None,
-    baseline: bool,
-    no_native: bool,
-    fail_fast: bool,
-) -> None:
-    """Raise `ReportError` for every option that would make a certified run another one than everybody's."""
-    if profile == QUICK:
-        raise ReportError("profile quick is a part of full, at which nothing conforms; certify core or full")
-    if not profile:
-        raise ReportError("--certified needs a --profile: a certificate says at which level a DDP conforms")
-    narrowed = {
-        str(selection): selection != Selection(),
-        "--shard": bool(shard),
-        "--order": order != LISTED.name,
-        "--expectations": known_failures is not None,
-        "--baseline": baseline,
-        "--no-native": no_native,
-        "--fail-fast": fail_fast,
-    }
-    if given := [option for option, is_given in narrowed.items() if is_given]:
-        raise ReportError(f"--certified runs a whole profile with nothing excused; leave out {', '.join(given)}")
-
-
 def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...]:
     """Return the scenarios of a shard such as `3/8`: every eighth, so that shards take about equally long."""
     if not shard:
@@ -443,25 +414,6 @@ def _judge(
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
-
-
-def found_before(folder: Path, begun: Report, scenarios: Iterable[Scenario]) -> tuple[Outcome, ...]:
-    """Return what a run that ended early found of these scenarios, but for errors of the harness.
-
-    Raises:
-        ReportError: there is no such run in `folder`, or it judged something else.
-
-    """
-    before = read_report(folder)
-    if before.is_complete:
-        raise ReportError(f"the report in {folder} is complete; nothing is left to resume")
-    check_alike(before, begun, f"this run and that in {folder}")
-    digests = {one.id: one.digest for one in scenarios}
-    return tuple(
-        one
-        for one in before.scenarios
-        if digests.get(one.id) == one.sha256 and all(each.verdict is not Verdict.HARNESS_ERROR for each in one.results)
-    )
 
 
 def sources_of(subject: Subject) -> dict[str, str]:

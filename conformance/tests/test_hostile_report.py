@@ -71,7 +71,11 @@ def hostile_report(report: Report, text: str) -> tuple[str, int]:
 def made(output: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield what is made of the report in `folder`, with the kind of reader that it is for."""
     name, *options = output.split()
-    others: dict[str, list[Any]] = {"diff": [folder / "other"], "site": ["--out", folder / "pages"], "merge": [folder / "other"]}
+    others: dict[str, list[Any]] = {
+        "diff": [folder / "other"],
+        "site": ["--out", folder / "pages"],
+        "merge": [folder / "other"],
+    }
     arguments = [*options, folder, *others.get(name, [])]
     result = CliRunner().invoke(main, ["report", name, *map(str, arguments)])
     assert isinstance(result.exception, (SystemExit, type(None))), (output, result.exception)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cli.run import failed_in, found_before
+from conformance.cli.run import failed_in
 from conformance.errors import ReportError
 from conformance.report.folder import begin_report
 from conformance.report.journal import JOURNAL, note_outcome
 from conformance.report.read import read_report
+from conformance.report.resumed import found_before
 from conformance.suite import Selection
 from conformance.tests.reports_by_hand import FAIL, HARNESS_ERROR, PASS, outcome, run_report, scenario, stored
 from conformance.workers.zygote_process import _locked, _remove_those_of_the_dead
