@@ -79,14 +79,16 @@ def test_a_run_that_is_killed_at_random_moments_comes_to_the_verdicts_of_one_tha
         while run.poll() is None and _num_found(folder) < wanted:
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
-        if run.wait() >= 0:
-            break  # it has ended by itself
+        if (status := run.wait()) >= 0:
+            assert status < 2, "refused"
+            break  # it had judged the rest
         report = read_report(folder)
         assert not report.is_complete
         assert len(report.scenarios) >= held[-1]
         held.append(len(report.scenarios))
         print(f"kill {kill + 1}: {held[-1]} of {len(whole.scenarios)}")
-    subprocess.run([*command, folder, "--resume"], check=False, capture_output=True)
+    last = subprocess.run([*command, folder, "--resume"], check=False, capture_output=True, text=True)
+    assert last.returncode < 2, last.stderr
     resumed = read_report(folder)
     assert [(one.id, one.subject.verdict) for one in resumed.scenarios] == [
         (one.id, one.subject.verdict) for one in whole.scenarios
