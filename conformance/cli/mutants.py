@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from conformance.cli import EXIT_FAILED
-from conformance.cli.console import make_console
 from conformance.cli.options import NamedPath, jobs_option
 from conformance.errors import ReportError
+from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
     from conformance.mutants.detector import Detection, Found
@@ -103,11 +103,11 @@ def command(
     )
     console = make_console()
     console.print(detection_table(found))
-    console.print(f"{found.headline}.", highlight=False, soft_wrap=True)
+    console.print(f"{found.headline}.", soft_wrap=True)
     if found.false_alarms:
         for alarm in found.false_alarms:
-            click.echo(f"False alarm: {alarm}.", err=True)
-        click.echo("The verdicts above are void: a DDP or backend without a bug is told from its base.", err=True)
+            say(f"False alarm: {alarm}.", err=True)
+        say("The verdicts above are void: a DDP or backend without a bug is told from its base.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
     if out is not None:
         _write(detection_page(catalogue, found, made_by_all(*_circumstances())), out)
@@ -129,7 +129,7 @@ def _print_readings(folder: Path, names: tuple[str, ...]) -> None:
         raise ReportError(f"{folder} keeps nothing of {', '.join(names)}")
     console = make_console()
     console.print(reading_table(found))
-    console.print(f"{headline(found)}.", highlight=False, soft_wrap=True)
+    console.print(f"{headline(found)}.", soft_wrap=True)
 
 
 def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:
@@ -190,4 +190,4 @@ def _write(text: str, page: Path) -> None:
 def _say(done: int, total: int, detection: Detection) -> None:
     """Say on standard error how far it got, where a table is to follow."""
     fate, requirement = detection.fate.value, detection.kill.requirement
-    click.echo(f"{done:>4}/{total}  {fate:<10}  {detection.mutant.name}, {requirement}", err=True)
+    say(f"{done:>4}/{total}  {fate:<10}  {detection.mutant.name}, {requirement}", err=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.checkers.explanation import counted
 from conformance.errors import ReportError
 from conformance.report.headline import badge_svg, headline
-from conformance.report.markdown import as_code, as_text
+from conformance.report.markdown import as_text
 from conformance.report.read import read_report
 from conformance.run.report import Report
 from conformance.verdict import Verdict
@@ -123,12 +124,15 @@ def _over_time(history: Sequence[Stored]) -> list[str]:
     columns = [{one.id: one.subject for one in each.report.requirements} for each in history]
     head = [f"| requirement | {' | '.join(as_text(one.column) for one in history)} |", "|---|" + "---|" * len(history)]
     names = dict.fromkeys(name for column in columns for name in column)
+    told = [name for name in names if any(each.get(name) is not Verdict.PASS for each in columns)]
     rows = [
-        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in names
+        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in told
     ]
-    return [*head, *rows]
+    kept = f"{counted(len(names) - len(told), 'requirement')} passed in every run."
+    return [kept, "", *head, *rows] if rows else [kept]
 
 
 def _linked(requirement: str) -> str:
     """Return a link to the page of a requirement, as the site has it."""
-    return f"[{as_text(requirement)}](../requirements/{requirement}.md)" if requirement.isascii() else as_code("?")
+    name = as_text(requirement)
+    return f"[{name}](../requirements/{requirement}.md)" if re.fullmatch("[A-Z][A-Z0-9]*-[0-9]+", requirement) else name

@@ -23,11 +23,12 @@ from pathlib import Path, PurePosixPath
 from conformance.checkers.explanation import some
 from conformance.errors import ReportError
 from conformance.report.certificate import about_the_counts, strange_scenarios
-from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE
+from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, REPORT, SIGNATURE
 from conformance.report.plain_file import read_plain
 from conformance.report.read import parse_report
 from conformance.report.signature import signer
 from conformance.run.environment import package_version
+from conformance.run.outcome import evidence_of
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -37,7 +38,6 @@ from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import KNOWN
 from conformance.verdict import Verdict
 
-REPORT = "report.json"
 FILES = (REPORT, CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 #: Several times a report of all scenarios; a reviewer's machine reads no more of a stranger's.
 MOST_BYTES = 32 * 2**20
@@ -228,7 +228,8 @@ def _about_the_scenarios(report: Report, suite: Suite) -> Iterator[str]:
 
 
 def _about_the_requirements(report: Report, catalogue: Catalogue) -> Iterator[str]:
-    ours = {one.id: one for each in catalogue if (one := summarise(each, report.scenarios)).scenarios}
+    evidence = evidence_of(report.scenarios)
+    ours = {each.id: summarise(each, evidence[each.id]) for each in catalogue if each.id in evidence}
     theirs = {one.id: one for one in report.requirements}
     if missing := [name for name in ours if name not in theirs]:
         yield f"its list of requirements lacks {len(missing)} that its scenarios speak of: {some(missing)}"
