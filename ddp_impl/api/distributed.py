@@ -51,7 +51,13 @@ _OF_THIS_PROCESS = (
 
 
 class _InUse:
-    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward."""
+    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward.
+
+    `keeps` lives as long.
+    """
+
+    def __init__(self, keeps: object = None) -> None:
+        self.keeps = keeps
 
 
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
@@ -304,7 +310,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._local_gradients.forward_in_graph(tensors)
         elif synchronises:
             self._local_gradients.forward_will_be_reduced()
-            reported = self.reducer.tie(output, tensors) if self.reducer.expectation.allows_absence else output
+            reported = output
+            if self.reducer.expectation.allows_absence:
+                reported = self.reducer.expectation.tie(output, tensors)
             # Ranks exchange something when a backward gets here: before hooks of the module's own on what it returns.
             if self.reducer.ranks_may_differ or company.has_an_order(self.reducer):
                 reported = marked(
@@ -437,7 +445,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         # They must outlive it in what shares its attributes, as accelerate compiles regions of a copy of that kind, and
         # while an output is left whose backward may run.
-        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
+        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse(self._caster))
         reducer.in_use = weakref.ref(outputs)
         weakref.finalize(self._in_use, reducer.wrapper_is_gone)
         weakref.finalize(outputs, reducer.remove_hooks)

@@ -26,10 +26,14 @@ have found different orders (`order`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
 
 from ddp_impl.base import messages
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.torch_internals.autograd import current_distributed_context_id
 from ddp_impl.wire.round import Answer, Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
@@ -52,6 +56,21 @@ class Expectation:
         """Expect it of the gradients that `reduction` reduces."""
         self.reduction = reduction
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
+
+    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
+
+        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
+        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
+        """
+        reduction = self.reduction
+        if not self.allows_absence or reduction.num_ranks == 1 or self.graph.uses_any(tensors):
+            return output
+        is_frozen = all(map(reduction.is_frozen, range(len(self.members))))
+        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
+        if is_frozen or current_distributed_context_id() is not None:
+            return output
+        return reduction.anchor.tie(output, tensors)
 
     # -- which buckets may leave within the backward ------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Reducer:
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
         has_threads = len({member.parameter.device for member in members}) > 1
-        self._listener = OneThreadAtATime(self) if has_threads else self
+        self._alone = OneThreadAtATime(self) if has_threads else None
         self._drops_late = device.type != "cpu" or has_threads
         self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -132,7 +132,7 @@ class Reducer:
         self._raised_early = False  # the last backward raised before its first gradient arrived
         self._warned_of_late = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
-        self.hooks.report_to(self._listener)
+        self.hooks.report_to(self if self._alone is None else self._alone)
         self.anchor.report_to(self)
         company.watch_for(self)
 
@@ -195,21 +195,6 @@ class Reducer:
         num_triggers = self._num_triggers
 
         self.hooks.on_backward(outputs, partial(self._local_output_reached, num_triggers))
-
-    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
-
-        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
-        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
-        """
-        reduction = self.reduction
-        if reduction.num_ranks == 1 or not self.expectation.allows_absence or reduction.graph.uses_any(tensors):
-            return output
-        is_frozen = all(map(reduction.is_frozen, range(len(self.members))))
-        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
-        if is_frozen or current_distributed_context_id() is not None:
-            return output
-        return self.anchor.tie(output, tensors)
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
@@ -281,7 +266,7 @@ class Reducer:
         self.expectation.shadow_begins()
         self.reduction.send_zeros()
         self.expectation.ask()
-        self._exchange_order(is_over=False)
+        self.planning.exchange_order(is_over=False)
         self.all_have_sent()
         self.all_have_handed_out()
 
@@ -548,7 +533,7 @@ class Reducer:
         if actions := iteration.enter(Event.BACKWARD_END):
             self._perform(actions)
         if not self.reduction.learnt.has_rebuilt_buckets:
-            self._exchange_order(is_over=False)
+            self.planning.exchange_order(is_over=False)
 
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
@@ -559,20 +544,8 @@ class Reducer:
         if self.reduction.iteration.to_step:
             self.reduction.step_all()
         if not self.reduction.learnt.has_rebuilt_buckets:
-            self._exchange_order(is_over=True)
+            self.planning.exchange_order(is_over=True)
             self.planning.await_order()
-
-    def _exchange_order(self, *, is_over: bool) -> None:
-        """Exchange rank 0's order, if all that it is learnt from has been sent and nothing else is due."""
-        learnt, progress = self.reduction.learnt, self.reduction.iteration.progress
-        if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
-            return
-        has_sent = progress is Progress.SENT
-        if self.arrivals.num_to_learn_from > has_sent or not (has_sent or progress is Progress.IDLE):
-            return
-        hook = self.reduction.comm_hook
-        if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
-            self.planning.exchange_order()
 
     def engine_run_is_over(self) -> None:
         """Let the next forward go on, which may wait for the end of this backward."""
