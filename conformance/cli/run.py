@@ -165,7 +165,7 @@ def command(
     ddp-conformance run --profile full --one-per-requirement  a first look at everything, in minutes
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
-    torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
+    torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/hardware.md
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.

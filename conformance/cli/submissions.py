@@ -52,7 +52,7 @@ def check(results: Path, since: Path | None, unsigned: bool) -> None:
         raise ReportError(f"{results} is no folder of stored reports")
     if wrong := check_reports(results, suite(), since, unsigned=unsigned):
         raise ReportError(f"{counted(len(wrong), 'complaint')} about {results}: " + "; ".join(wrong))
-    say(f"{counted(len(list(results.rglob('report.json'))), 'stored report')}, nothing wrong.")
+    say(f"{counted(len(list(results.rglob('report.json*'))), 'stored report')}, nothing wrong.")
 
 
 def suite() -> Suite:

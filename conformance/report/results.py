@@ -41,19 +41,19 @@ class Stored:
 
 def stored_reports(folders: Iterable[Path]) -> tuple[Stored, ...]:
     """Return the reports below `folders`, the oldest first; raises `ReportError` for none, and for one without date."""
-    files = sorted({file for folder in folders for file in folder.rglob("report.json")})
-    if not files:
+    places = sorted({file.parent for folder in folders for file in folder.rglob("report.json*")})
+    if not places:
         raise ReportError("there is no report.json below the given folders: `ddp-conformance run --report FOLDER`")
-    stored = [Stored(_date_of(report, file), report) for file in files for report in [read_report(file)]]
+    stored = [Stored(_date_of(report, place), report) for place in places for report in [read_report(place)]]
     return tuple(sorted(stored, key=lambda one: (one.date, one.name, one.column)))
 
 
-def _date_of(report: Report, file: Path) -> datetime.date:
-    told = _DATE.findall(str(report.environment.get("date", ""))) or _DATE.findall(file.as_posix())
+def _date_of(report: Report, place: Path) -> datetime.date:
+    told = _DATE.findall(str(report.environment.get("date", ""))) or _DATE.findall(place.as_posix())
     try:
         return datetime.date.fromisoformat(told[-1])
     except (IndexError, ValueError) as error:
-        raise ReportError(f"{file} has no date: store it in a folder that is called by it, as 2026-11-21") from error
+        raise ReportError(f"{place} has no date: store it in a folder that is called by it, as 2026-11-21") from error
 
 
 def results_pages(stored: Sequence[Stored]) -> Mapping[str, str]:

@@ -51,7 +51,8 @@ def _leaves_a_loss(ddp: DistributedDataParallel) -> None:
 
 
 def _raises_in_backward(ddp: DistributedDataParallel) -> None:
-    handle = ddp.module[0].weight.register_hook(lambda _: 1 / 0)
+    layers: Any = ddp.module
+    handle = layers[0].weight.register_hook(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ddp(torch.ones(3, 2)).sum().backward()
     handle.remove()
