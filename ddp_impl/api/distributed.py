@@ -314,7 +314,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             if self.reducer.expectation.allows_absence:
                 reported = self.reducer.expectation.tie(output, tensors)
             # Ranks exchange something when a backward gets here: before hooks of the module's own on what it returns.
-            if self.reducer.ranks_may_differ or company.has_an_order(self.reducer):
+            reducer = self.reducer
+            if reducer.ranks_may_differ or (reducer.may_share_backward and company.has_an_order(reducer)):
                 reported = marked(
                     reported,
                     tensors if reported is output else find_tensors(reported),

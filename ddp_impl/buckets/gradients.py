@@ -120,10 +120,11 @@ def _all_fit(bucket: Bucket, gradients: list[Tensor]) -> bool:
 
 
 def _copy_all_in(bucket: Bucket, gradients: list[Tensor], divisor: int) -> None:
-    if divisor == 1 or bucket.has_large:
+    if bucket.has_large and divisor != 1:
         _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
-    else:
-        foreach_copy_(bucket.views, gradients)
+        return
+    foreach_copy_(bucket.views, gradients)
+    if divisor != 1:
         bucket.flat.div_(divisor)
 
 

@@ -37,7 +37,8 @@ class LocalGradients:
 
     def forward_will_be_reduced(self) -> None:
         """Note a forward whose backward the reducer will reduce, with all local gradients."""
-        self._forward_begins()
+        if self._running is not None:
+            self._forward_begins()
         self._unsynchronised_forwards = False
 
     def forward_in_graph(self, outputs: Iterable[Tensor]) -> None:

@@ -31,7 +31,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from ddp_impl.torch_internals.autograd import WhenBackwardEnds, current_backward, in_compiled_backward
+from ddp_impl.torch_internals.autograd import WhenBackwardEnds, compiled_autograd, current_backward
 
 Construction = tuple[int, ...]
 _constructions = itertools.count()
@@ -245,7 +245,7 @@ class EngineRun:
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
         self.number = number
-        self.is_compiled = in_compiled_backward()
+        self.is_compiled = compiled_autograd.in_compiled_autograd_region
         self.participants: list[Participant] = []
         self.has_rivals = False
         self.tallies: dict[tuple[dist.ProcessGroup, torch.device], Tally] = {}

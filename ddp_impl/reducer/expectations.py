@@ -111,7 +111,7 @@ class Expectation:
     def _resolve_all(self) -> list[int]:
         iteration = self.reduction.iteration
         iteration.unused.update(self.arrivals.conclude())
-        return [bucket for bucket in range(iteration.num_buckets) if bucket not in iteration.full]
+        return [bucket for bucket in range(len(iteration.launch_order)) if bucket not in iteration.full]
 
     def may_still_arrive(self, index: int) -> bool:
         """Whether a parameter that counts as unused can still have its gradient in its bucket."""

@@ -187,7 +187,7 @@ class Iteration:
 
     rank: int
     number: int = 0
-    num_buckets: int = 0
+    launch_order: Sequence[int] = ()
     progress: Progress = Progress.IDLE
     run: Run = Run.NONE
     is_repeated: bool = False
@@ -196,7 +196,6 @@ class Iteration:
     is_announced: bool = False
     is_reached: bool = False
     outputs: list[weakref.ref[Any]] = field(default_factory=list)
-    launch_order: Sequence[int] = ()
     num_late: int = 0
     full: set[int] = field(default_factory=set)
     launched: list[int] = field(default_factory=list)
@@ -214,10 +213,6 @@ class Iteration:
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
     to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """Let all buckets leave in the order of their index."""
-        self.launch_order = range(self.num_buckets)
-
     def enter(self, event: Event) -> tuple[Action, ...]:
         """Go on by `event`; return the actions that the reducer must perform now.
 
@@ -233,7 +228,7 @@ class Iteration:
         """Return the error for `what` cannot happen now."""
         return IllegalEventError(
             f"[rank {self.rank}] '{what}' cannot happen while the reducer is {self.progress.value}, {self.run.value} "
-            f"(iteration {self.number}, {len(self.launched)} of {self.num_buckets} buckets launched)"
+            f"(iteration {self.number}, {len(self.launched)} of {len(self.launch_order)} buckets launched)"
         )
 
     @property
@@ -256,20 +251,21 @@ class Iteration:
     @property
     def num_launchable_in_backward(self) -> int:
         """How many buckets are left that leave within the backward."""
-        return self.num_buckets - self.num_late - len(self.launched)
+        return len(self.launch_order) - self.num_late - len(self.launched)
 
     def hold_back(self, late: Collection[int]) -> None:
         """Let the buckets with these indices leave behind all others, when the backward is over."""
         if self.launched:
             raise self.illegal("hold a bucket back")
         if late or self.num_late:
-            self.launch_order = [index for index in range(self.num_buckets) if index not in late] + sorted(late)
+            prompt = [index for index in range(len(self.launch_order)) if index not in late]
+            self.launch_order = prompt + sorted(late)
             self.num_late = len(late)
 
     def take_launchable(self) -> list[int]:
         """Return the full buckets that are next in order and not held back, and count them as launched."""
         first = last = len(self.launched)
-        end = self.num_buckets - self.num_late
+        end = len(self.launch_order) - self.num_late
         while last < end and self.launch_order[last] in self.full:
             last += 1
         taken = list(self.launch_order[first:last])

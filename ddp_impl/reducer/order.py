@@ -129,12 +129,11 @@ class Order:
         self._trusted = {
             key: bucket.members
             for bucket in buckets
-            if (key := id(bucket.members)) in trusted or all(member.index in learnt for member in bucket.members)
+            if (key := id(bucket.members)) in trusted or bucket.indices.issubset(learnt)
         }
+        uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
         found: dict[int, Members] = {
-            bucket.index: bucket.members
-            for bucket in buckets
-            if all(certain[member.index] for member in bucket.members)
+            bucket.index: bucket.members for bucket in buckets if bucket.indices.isdisjoint(uncertain)
         }
         self._certain = found if by_all else {}
         self._certain_gradients = certain if by_all else []

@@ -124,5 +124,5 @@ class BucketPlanning:
         reduction = self._reduction
         reduction.buckets[:] = allocate(plan, reduction.members, reduction.options, reduction.buckets)
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
-        reduction.iteration = Iteration(reduction.rank, reduction.iteration.number, len(reduction.buckets))
+        reduction.iteration = Iteration(reduction.rank, reduction.iteration.number, range(len(reduction.buckets)))
         self._early_moves.regroup(reduction.buckets)

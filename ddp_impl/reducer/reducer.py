@@ -74,6 +74,7 @@ from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import (
     WhenBackwardEnds,
     brought_by_backward,
+    compiled_autograd,
     current_backward,
     current_distributed_context_id,
     in_backward,
@@ -332,7 +333,8 @@ class Reducer:
     def backward_begins(self) -> None:
         """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
         self.before_backward()
-        self.refuse_compiled_backward()
+        if compiled_autograd.in_compiled_autograd_region:
+            self.refuse_compiled_backward()
         if self.reduction.iteration.progress is Progress.BROKEN:
             self.check_finished()
         local, self._local = self._local, None
@@ -494,7 +496,7 @@ class Reducer:
         if iteration.num_late and iteration.is_incomplete:
             reduction.release_late()
             self._launch_next()
-        if num_launched < len(iteration.launched) == iteration.num_buckets:
+        if num_launched < len(iteration.launched) == len(self.buckets):
             self.telemetry.current.last_launch = now_ns()
             if actions := iteration.enter(Event.LAST_LAUNCHED):
                 self._perform(actions)
@@ -537,7 +539,8 @@ class Reducer:
 
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
-        self._perform(self.reduction.iteration.enter(Event.ALL_SENT))
+        if self.reduction.iteration.enter(Event.ALL_SENT):
+            self.finalize()
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
@@ -596,7 +599,7 @@ class Reducer:
         """Expect every gradient; `repeats`: a backward opens the iteration, from outputs of an earlier one."""
         reduction, last = self.reduction, self.reduction.iteration
         iteration = Iteration(
-            reduction.rank, last.number + 1, len(self.buckets), last.progress, last.run, is_repeated=repeats
+            reduction.rank, last.number + 1, range(len(self.buckets)), last.progress, last.run, is_repeated=repeats
         )
         if repeats:  # the same outputs once more: their gradients come from as many forwards as before
             iteration.num_forwards = last.num_forwards
@@ -609,9 +612,8 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        hooks = reduction.user_hooks
-        if (search := self.hooks.come_last() or self.arrivals.learns_order) or hooks.hooked:
-            hooks.iteration_begins(search=search)
+        if reduction.user_hooks.hooked:
+            reduction.user_hooks.iteration_begins()
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
@@ -623,10 +625,11 @@ class Reducer:
             self.expectation = Captured(reduction)
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)
-        order.backward_begins(run.tallies.get((reduction.group, self.device)) if run.tallies else None)
+        if run.tallies or order.tally is not None:
+            order.backward_begins(run.tallies.get((reduction.group, self.device)))
         if self.arrivals.learns:
             self.expectation.learning_begins()
-        if (search := self.hooks.come_last()) or reduction.user_hooks.hooked:
+        if (search := self.hooks.come_last() or self.arrivals.learns_order) or reduction.user_hooks.hooked:
             reduction.user_hooks.backward_begins(search=search)
         if self.early_moves.buckets:
             self.early_moves.begin()
@@ -649,7 +652,9 @@ class Reducer:
                 self.bucket_is_full(full)
 
     def _forget_iteration(self) -> None:
-        self.reduction.iteration = Iteration(self.reduction.rank, self.reduction.iteration.number, len(self.buckets))
+        self.reduction.iteration = Iteration(
+            self.reduction.rank, self.reduction.iteration.number, range(len(self.buckets))
+        )
 
     def finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""

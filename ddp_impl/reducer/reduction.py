@@ -103,7 +103,12 @@ class Reduction:
 
         A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
         """
-        late = {bucket.index for bucket in self.buckets if not all(certain[index] for index in bucket.indices)}
+        uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
+        late = (
+            {bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain)}
+            if uncertain
+            else set()
+        )
         if self.comm_hook is not None and late:
             late = set(range(min(late), len(self.buckets)))
         self.iteration.hold_back(late)

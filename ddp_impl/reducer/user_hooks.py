@@ -28,23 +28,18 @@ class UserHooks:
         self._stepped: list[str] = []
         self._has_warned = False
 
-    def iteration_begins(self, *, search: bool) -> None:
-        """Forget the last one; with `search`, look for parameters with more hooks than the one of the reducer."""
+    def iteration_begins(self) -> None:
+        """Forget the last one."""
         self._versions.clear()
         self._gone.clear()
         self._seen.clear()
         self._stepped.clear()
-        if search:
-            self._search()
 
     def backward_begins(self, *, search: bool) -> None:
-        """Remember the parameters as they are; with `search`, hooks have come since the iteration began."""
+        """Remember the parameters as they are; with `search`, find those with more hooks than the reducer's."""
         if search:
-            self._search()
+            self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
         self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
-
-    def _search(self) -> None:
-        self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
         """Note parameters whose gradients came and were not there any more when their bucket was full."""

@@ -18,6 +18,8 @@ from torch.autograd.graph import Node
 
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 
+__all__ = ["compiled_autograd"]
+
 #: Returns the number of the backward that this thread runs, -1 outside of any; one within another has its own.
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 #: Whether a profiler runs.

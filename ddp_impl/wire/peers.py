@@ -290,7 +290,8 @@ class _InStep:
 
     def __enter__(self) -> None:
         peers = self._peers
-        peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
+        if peers.lost or peers.company.has_failed:
+            peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
         if size_of(peers.group) > 1:
             peers.begin_wait(self._phase, self._what)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 import torch.distributed as dist
@@ -64,23 +64,30 @@ class Round:
     ) -> None:
         """Start the exchange; `alike` numbers are small, because the ranks sum their squares as int32."""
         first = list(of_rank_0) if rank_in(group) == 0 else [0] * len(of_rank_0)
-        told = [*counts, tells, *first, *alike, *(number * number for number in alike)]
+        told = [*counts, tells, *first, *alike, *map(mul, alike, alike)]
         if not tells:
             told = [*[0] * (len(counts) + 1), *first, *[0] * (2 * len(alike))]
         flags = torch.tensor(told, dtype=torch.int32, device="cpu")
-        self._sizes = (len(counts), 1, len(of_rank_0), len(alike), len(alike))
+        self._sizes = (len(counts), len(of_rank_0), len(alike))
         self._num_ranks = size_of(group)
         on_host = device.type == "cpu" or (waits and reduces_on_host(group))
         self._stream = torch.Stream(device) if waits and not on_host else None
-        with self._stream or nullcontext():
+        if self._stream is None:
             self._flags = flags if on_host else flags.pin_memory().to(device, non_blocking=True)
             self._work = collectives.all_reduce_sum(self._flags, group)
+        else:
+            with self._stream:
+                self._flags = flags.pin_memory().to(device, non_blocking=True)
+                self._work = collectives.all_reduce_sum(self._flags, group)
 
     def result(self) -> Answer:
         """Wait for all ranks, on an accelerator for the device too; return what they told."""
-        with self._stream or nullcontext():
-            collectives.finished(self._work, "all_reduce", [self._flags])
-            return self._answer(self._flags)
+        if self._stream is not None:
+            with self._stream:
+                collectives.finished(self._work, "all_reduce", [self._flags])
+                return self._answer(self._flags)
+        collectives.finished(self._work, "all_reduce", [self._flags])
+        return self._answer(self._flags)
 
     def deferred(self) -> Deferred:
         """Let the device wait for all ranks and copy the answer to the host; the host does not wait."""
@@ -91,7 +98,10 @@ class Round:
         return Deferred(self, copy, arrived)
 
     def _answer(self, flags: Tensor) -> Answer:
-        counts, (num_telling,), first, sums, squares = (part.tolist() for part in flags.split(self._sizes))
+        num_counts, num_first, num_alike = self._sizes
+        told: list[int] = flags.tolist()
+        counts, num_telling, rest = told[:num_counts], told[num_counts], told[num_counts + 1 :]
+        first, sums, squares = rest[:num_first], rest[num_first : num_first + num_alike], rest[num_first + num_alike :]
         # Equal numbers are those whose squared sum is the sum of squares times the ranks (Cauchy and Schwarz).
         pairs = zip(sums, squares, strict=True)
         alike = [total * total == num_telling * square for total, square in pairs]
