@@ -81,7 +81,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         process_group: whose ranks to average over; the default group if None.
         bucket_cap_mb: MiB of gradients per all-reduce; 25, with a first bucket of 1, if None. "auto": chosen after
             three iterations, from measured times of computation and communication.
-        find_unused_parameters: allow parameters without a gradient, which may differ between ranks and steps.
+        find_unused_parameters: allow parameters without a gradient, which may differ between ranks and steps. An
+            optimizer in the backward then steps when the backward is over: a rank may still refuse to average.
         check_reduction: deprecated, has no effect.
         gradient_as_bucket_view: let gradients live in the communication buckets.
         static_graph: promise that every iteration uses the same parameters in the same way.

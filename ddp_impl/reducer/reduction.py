@@ -361,7 +361,7 @@ class Reduction:
             reduced.append((bucket, self.wait(bucket)))
         while self.post_backward_futures:
             with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
-                collectives.value_of(self.post_backward_futures.pop(0))
+                collectives.value_of(self.post_backward_futures.pop(0), self.group, self.device)
         for bucket, buffer in reduced:
             used = iteration.used_anywhere
             if iteration.unused and not iteration.is_exchanged:
@@ -397,7 +397,7 @@ class Reduction:
                 collectives.finished(pending, "all_reduce", [buffer])
                 reduced = buffer
             else:
-                reduced = tensor_in(collectives.value_of(pending), buffer, self.prefix)
+                reduced = tensor_in(collectives.value_of(pending, self.group, self.device), buffer, self.prefix)
         except BaseException as error:
             peers.failed("backward", what, error)
             raise

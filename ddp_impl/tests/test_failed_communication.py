@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,30 @@ def test_a_failure_is_raised_wherever_it_is_told(work: Work, error: type[Excepti
 
 
 def test_what_a_hook_returns_is_read() -> None:
-    assert value_of(future_of(3)) == 3
-    with pytest.raises(RuntimeError, match="held"):
-        value_of(future_of(RuntimeError("held")))
-    with pytest.raises(CommunicationError):
-        value_of(Work(lambda: False))
+    cpu = torch.device("cpu")
+    with group_of_one() as group:
+        assert value_of(future_of(3), group, cpu) == 3
+        with pytest.raises(RuntimeError, match="held"):
+            value_of(future_of(RuntimeError("held")), group, cpu)
+        with pytest.raises(CommunicationError):
+            value_of(Work(lambda: False), group, cpu)
+
+
+def test_a_future_that_is_never_done_ends_with_the_timeout_of_the_group() -> None:
+    timeout = timedelta(seconds=0.5)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
+    try:
+        ddp = DistributedDataParallel(nn.Linear(2, 2))
+        ddp.register_comm_hook(None, _never_done)
+        with pytest.raises(CommunicationError, match=r"not done after 0\.5 s, the timeout of the group") as caught:
+            ddp(torch.ones(1, 2)).sum().backward()
+        assert "the comm hook of bucket 0 of 1 (weight, bias)" in "".join(caught.value.__notes__)
+    finally:
+        dist.destroy_process_group()
+
+
+def _never_done(state: Any, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+    return Future()
 
 
 @pytest.mark.parametrize(

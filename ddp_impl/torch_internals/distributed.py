@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
     get_debug_level,
 )
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.distributed_c10d import GroupName, default_pg_timeout
 
 __all__ = [
     "BuiltinCommHookType",
@@ -52,6 +53,13 @@ def counter_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], i
     except (RuntimeError, AttributeError):  # a backend of the user's own, or one without numbers
         return None
     return count
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
+    """Return after how many seconds a group's collectives fail; torch's default where the backend does not say it."""
+    options = getattr(group._get_backend(device), "options", None)
+    timeout: timedelta = getattr(options, "_timeout", default_pg_timeout)
+    return timeout.total_seconds()
 
 
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:

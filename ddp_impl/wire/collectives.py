@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ddp_impl.base.errors import CommunicationError
+from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.torch_internals.tensors import flattened, foreach_copy_, is_lazy, unflattened
 from ddp_impl.wire.groups import rank_in, size_of
 
@@ -63,13 +65,23 @@ def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) ->
         raise
 
 
-def value_of(future: Any) -> Any:
+def value_of(future: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
     """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
 
-    A hook may return a work in place of a future, which holds nothing: its failure is raised all the same.
+    A hook may return a work in place of a future, which holds nothing: its failure is raised all the same. A collective
+    ends with the timeout of its group, and a future need not end at all: it is waited for as long, if it can say when it is done.
+    Raises `CommunicationError` after that.
     """
     if isinstance(future, dist.Work):
         return finished(future, "what a hook has started")
+    if hasattr(future, "add_done_callback") and not future.done():
+        is_done, timeout_s = threading.Event(), timeout_of(group, device)
+        future.add_done_callback(lambda _: is_done.set())
+        if not is_done.wait(timeout_s):
+            raise CommunicationError(
+                f"the future that the hook has returned was not done after {timeout_s:g} s, the timeout of the group: "
+                "the hook must set its result or its exception, whatever happens to its collectives"
+            )
     return future.wait()
 
 
