@@ -29,26 +29,26 @@ from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.casts import Casts
 from ddp_impl.module.mixed_precision import PrecisionCaster
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-@replaces(BucketReduction, "_hand_out")
-def Doubles(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(Reduction, "hand_out")
+def Doubles(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: averages are doubled."""
     hand_out(bucket, buffer.mul_(2), used)
 
 
 @as_part
-class DoublesInTwoPlaces(BucketReduction):
+class DoublesInTwoPlaces(Reduction):
     """BUG: averages are quadrupled."""
 
-    def _collected(self, bucket: Bucket) -> Tensor:
-        return super()._collected(bucket).mul_(2)
+    def collect(self, bucket: Bucket) -> Tensor:
+        return super().collect(bucket).mul_(2)
 
-    def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-        super()._hand_out(bucket, buffer.mul_(2), used)
+    def hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+        super().hand_out(bucket, buffer.mul_(2), used)
 
 
 @replaces(DoublesInTwoPlaces, "forward")
@@ -57,7 +57,7 @@ def DoublesOutputs(ddp: Ours, forward: Call, *inputs: Any) -> Any:
     return 2 * forward(*inputs)
 
 
-@replaces(AutogradHooks, "_counting")
+@replaces(AutogradHooks, "counting")
 def DoublesWhatComes(hooks: AutogradHooks, counting: Call, index: int) -> Callable[[Tensor], None]:
     """BUG: gradients are doubled when they come."""
     count = counting(index)
@@ -176,7 +176,7 @@ def test_a_mutant_is_called_and_described_like_its_function() -> None:
 def test_the_mutant_that_contributors_are_shown_has_its_bug() -> None:
     code = re.search(r"\n( +@replaces.*?)\n\n", CONTRIBUTING.read_text(), re.DOTALL)
     assert code is not None
-    shown: dict[str, Any] = {"replaces": replaces, "BucketReduction": BucketReduction, "Call": Call, "Bucket": Bucket}
+    shown: dict[str, Any] = {"replaces": replaces, "Reduction": Reduction, "Call": Call, "Bucket": Bucket}
     exec(textwrap.dedent(code[1]), shown)
     assert gradient(shown["BreaksIt"](linear())) == 0.5  # divided by two, with one rank
 

@@ -66,7 +66,7 @@ class MixedPrecision:
                     "mixed_precision must have param_dtype, reduce_dtype and buffer_dtype (ddp_impl.MixedPrecision or "
                     f"torch's _MixedPrecision); got {type(config).__name__}"
                 ) from None
-            _refuse_other_options(config)
+            refuse_other_options(config)
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
             dtype = getattr(checked, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -128,7 +128,7 @@ class PrecisionCaster:
         self._shown = contextlib.ExitStack()
         drop_forward_hooks(module, _does_nothing)
         if self._casts is not None:
-            self._cast_while_recomputing(module)
+            self.cast_while_recomputing(module)
             self._keep_full_precision(module)
 
     @contextlib.contextmanager
@@ -155,7 +155,8 @@ class PrecisionCaster:
     def _cast(self, parameter: Tensor) -> Tensor:
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
 
-    def _cast_while_recomputing(self, module: nn.Module) -> None:
+    def cast_while_recomputing(self, module: nn.Module) -> None:
+        """Show casts to the parts of `module` that checkpointing runs again in backward."""
         for part in module.modules():
             if self._swap.has_any_of(part):
                 part.register_forward_pre_hook(ModuleHook(self._begins_to_run))
@@ -201,7 +202,7 @@ def _first_of(config: Any, *names: str, default: Any) -> Any:
     return next((getattr(config, name) for name in names if hasattr(config, name)), default)
 
 
-def _refuse_other_options(config: Any) -> None:
+def refuse_other_options(config: Any) -> None:
     """Raise `ValueError` if `config` asks for something that `MixedPrecision` has no word for."""
     options = {field.name for field in dataclasses.fields(MixedPrecision)}
     known = {*options, "cast_root_forward_inputs", "_module_classes_to_ignore"}
