@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import inspect
 import pickle
 import re
 import textwrap
@@ -192,3 +194,54 @@ def test_what_spoils_no_method_of_a_backend_is_refused() -> None:
         spoils("allredcue")(lambda group, call: None)
     with pytest.raises(AttributeError, match="wiat"):
         spoils_work("wiat", "allreduce")
+
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = sorted(path for path in (ROOT / "conformance").rglob("mutants.py") if "ddp_impl" in path.read_text())
+
+
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+def private_names() -> set[str]:
+    """Return what `ddp_impl` alone calls with one underscore before it: no name of torch's class."""
+    known = {node.attr for node in nodes(inspect.getsource(TorchDDP)) if isinstance(node, ast.Attribute)}
+    found = set[str]()
+    for path in (ROOT / "ddp_impl").glob("[!t]*/*.py"):
+        for node in nodes(path.read_text()):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return {name for name in found - known - set(dir(TorchDDP)) if re.match("_[^_]", name)}
+
+
+def patched_names(source: str) -> Iterator[str]:
+    """Yield what mutants replace by name, override in a class with a base, or assign to an object that is not theirs."""
+    for node in nodes(source):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("replaces", "patch", "patch.object")):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            yield from (text.rpartition(".")[2] for text in texts if isinstance(text, str))
+        elif isinstance(node, ast.ClassDef) and node.bases:
+            yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            yield node.attr
+
+
+@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.parent.name)
+def test_mutants_patch_no_private_name_of_ddp_impl(path: Path) -> None:
+    assert sorted(private_names().intersection(patched_names(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '@replaces(Reducer, "_perform")\ndef Wrong(): ...',
+        'mock.patch("ddp_impl.reducer.reducer._nothing")',
+        "class Wrong(Reducer):\n    def _perform(self): ...",
+        "reducer._local = None",
+    ],
+)
+def test_a_private_name_that_is_patched_is_found(source: str) -> None:
+    assert private_names().intersection(patched_names(source))
