@@ -208,7 +208,7 @@ def private_names() -> set[str]:
     """Return what `ddp_impl` alone calls with one underscore before it: no name of torch's class."""
     known = {node.attr for node in nodes(inspect.getsource(TorchDDP)) if isinstance(node, ast.Attribute)}
     found = set[str]()
-    for path in (ROOT / "ddp_impl").glob("[!t]*/*.py"):
+    for path in set((ROOT / "ddp_impl").rglob("*.py")) - set((ROOT / "ddp_impl" / "tests").iterdir()):
         for node in nodes(path.read_text()):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 found.add(node.name)
@@ -218,7 +218,7 @@ def private_names() -> set[str]:
 
 
 def patched_names(source: str) -> Iterator[str]:
-    """Yield what mutants replace by name, override in a class with a base, or assign to an object that is not theirs."""
+    """Yield what mutants replace by name, define in a class with a base, or assign to an object of another."""
     for node in nodes(source):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("replaces", "patch", "patch.object")):
             texts = [one.value for one in node.args if isinstance(one, ast.Constant)]

@@ -47,9 +47,11 @@ class HoldsBackItsOwnMissing(Some):
         super().forecast(coming)
 
     def await_forecast(self) -> None:
-        hold_back = self.reduction.hold_back_uncertain
-        with mock.patch.object(self.reduction, "hold_back_uncertain", lambda _: hold_back(self._mine)):
+        with mock.patch.object(self.reduction, "hold_back_uncertain", self._hold_back):
             super().await_forecast()
+
+    def _hold_back(self, _: Sequence[bool]) -> None:
+        type(self.reduction).hold_back_uncertain(self.reduction, self._mine)
 
 
 @replaces(Reduction, "forget_dropped")

@@ -318,8 +318,9 @@ def CopiesAreNew(ddp: Ours, getstate: Call) -> dict[str, Any]:
     return {**getstate(), "_copied": ()}
 
 
-@replaces(Reducer, "bucket_is_full")
-def CountsNoFullBuckets(reducer: Reducer, bucket_is_full: Call, bucket: int) -> None:
+@replaces(Reducer, "bucket_is_full", "take_gradient")
+def CountsNoFullBuckets(reducer: Reducer, call: Call, index: int) -> None:
     """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
-    with mock.patch.object(reducer.reduction.order, "count_arrival"):
-        bucket_is_full(bucket)
+    counted = mock.patch.object(reducer.reduction.order, "count_arrival")
+    with contextlib.nullcontext() if reducer.arrivals.learns else counted:
+        call(index)

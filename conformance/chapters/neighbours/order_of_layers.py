@@ -24,7 +24,7 @@ OF = ("layers", "wrappers", "backwards")
 #: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only.
 ORDERS = ("changed_by_all", "own", "own_later")
 
-_ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+_ORDERS = ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0))
 
 
 class _InOrder(nn.Module):
