@@ -114,6 +114,7 @@ class CopiedState:
             broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
 
     def synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        """Copy parameters, and buffers if asked to, from a rank of the group to all; every rank must call it."""
         tensors = local_tensors(self._module_parameters)
         if with_buffers:
             buffers = self.named_module_buffers

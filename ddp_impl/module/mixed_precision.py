@@ -140,7 +140,7 @@ class PrecisionCaster:
         if self._casts is None or self._swap.active:
             yield
         elif at_once:
-            with self._swap.swapped(self._cast):
+            with self._swap.swapped(self.cast_parameter):
                 yield
         else:
             with self._casts.during_forward(device), self._swap.read_through(self._casts.read):
@@ -152,7 +152,8 @@ class PrecisionCaster:
             return value
         return cast(value, self.config.param_dtype)
 
-    def _cast(self, parameter: Tensor) -> Tensor:
+    def cast_parameter(self, parameter: Tensor) -> Tensor:
+        """Return the copy of a parameter that the module computes with."""
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
 
     def cast_while_recomputing(self, module: nn.Module) -> None:
@@ -169,7 +170,7 @@ class PrecisionCaster:
             return
         self._running.append(called)
         if len(self._running) == 1:
-            self._shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
+            self._shown.enter_context(self._swap.read_through(_once_each(self.cast_parameter), called))
 
     def _has_run(self, called: nn.Module, _: Any, __: Any) -> None:
         if self._running and self._running[-1] is called:

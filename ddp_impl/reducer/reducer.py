@@ -94,8 +94,9 @@ class Reducer:
     """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
 
     `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
-    when forward is over. `raised_early`: the last backward raised before its first gradient arrived. `in_use`: what outputs keep alive until their backward has run. `construction`, `may_share_backward`
-    and `engine_run`: see `company.Participant`.
+    when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`,
+    `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`: the last backward raised before
+    its first gradient arrived.
     """
 
     def __init__(

@@ -93,10 +93,17 @@ def NothingStaysFull(caster: PrecisionCaster, init: Call, module: nn.Module, con
     init(module, dataclasses.replace(config, full_precision_modules=()), ignored)
 
 
-@replaces(Casts, "read")
-def CastsNoParameters(casts: Casts, read: Call, parameter: Tensor) -> Tensor:
+@as_part
+class CastsNoParameters(PrecisionCaster):
     """BUG: parameters are not cast: the module computes in full precision."""
-    return parameter
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self._casts is not None:
+            self._casts.read = self.cast_parameter  # type: ignore[method-assign]
+
+    def cast_parameter(self, parameter: Tensor) -> Tensor:
+        return parameter
 
 
 @replaces(PrecisionCaster, "__init__")
