@@ -2,8 +2,10 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor
@@ -14,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from conformance.errors import present
+from ddp_impl.api import distributed
+from ddp_impl.base.options import ReducerOptions
 from ddp_impl.compile.compiled_calls import CompiledCalls
 
 
@@ -67,3 +71,14 @@ def leaving_the_inside(calls: CompiledCalls, exchanged: Callable[[Any], Any], ca
     """Return the callback that compiles within a forward: the user's, unless the wrapper itself is compiled."""
     forward = calls._forward
     return callback if forward is None or forward.compiler is None else exchanged(callback)
+
+
+@contextlib.contextmanager
+def with_options(**changes: Any) -> Iterator[None]:
+    """Build DDPs of `ddp_impl` within the block as if their users had asked for `changes` of `ReducerOptions`."""
+
+    def changed(**asked: Any) -> ReducerOptions:
+        return ReducerOptions(**{**asked, **changes})
+
+    with mock.patch.object(distributed, "ReducerOptions", changed):
+        yield

@@ -6,17 +6,16 @@ They are the controls of every run of mutants, and show that the requirements ju
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.backends.gloo import GLOO
+from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, as_part, replaces
 from conformance.mutants.relay import Relay
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.reducer.reducer import Reducer
 
 #: The same classes by another name, in another module.
@@ -34,11 +33,11 @@ def Subclass(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     init(*args, **kwargs)
 
 
-@replaces(Ours, "attach_reducer")
-def TreatsAllAsLarge(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def TreatsAllAsLarge(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """Treats every gradient as it treats large ones, which few of the suite's models have."""
-    ddp._options = dataclasses.replace(ddp._options, large_numel=1)
-    attach_reducer(members)
+    with with_options(large_numel=1):
+        init(*args, **kwargs)
 
 
 @replaces(TorchDDP, "__init__")

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import inspect
 import pickle
 import re
 import textwrap
@@ -29,26 +31,26 @@ from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.casts import Casts
 from ddp_impl.module.mixed_precision import PrecisionCaster
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import BucketReduction
+from ddp_impl.reducer.reduction import Reduction
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-@replaces(BucketReduction, "_hand_out")
-def Doubles(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(Reduction, "hand_out")
+def Doubles(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: averages are doubled."""
     hand_out(bucket, buffer.mul_(2), used)
 
 
 @as_part
-class DoublesInTwoPlaces(BucketReduction):
+class DoublesInTwoPlaces(Reduction):
     """BUG: averages are quadrupled."""
 
-    def _collected(self, bucket: Bucket) -> Tensor:
-        return super()._collected(bucket).mul_(2)
+    def collect(self, bucket: Bucket) -> Tensor:
+        return super().collect(bucket).mul_(2)
 
-    def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-        super()._hand_out(bucket, buffer.mul_(2), used)
+    def hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+        super().hand_out(bucket, buffer.mul_(2), used)
 
 
 @replaces(DoublesInTwoPlaces, "forward")
@@ -57,7 +59,7 @@ def DoublesOutputs(ddp: Ours, forward: Call, *inputs: Any) -> Any:
     return 2 * forward(*inputs)
 
 
-@replaces(AutogradHooks, "_counting")
+@replaces(AutogradHooks, "counting")
 def DoublesWhatComes(hooks: AutogradHooks, counting: Call, index: int) -> Callable[[Tensor], None]:
     """BUG: gradients are doubled when they come."""
     count = counting(index)
@@ -176,7 +178,7 @@ def test_a_mutant_is_called_and_described_like_its_function() -> None:
 def test_the_mutant_that_contributors_are_shown_has_its_bug() -> None:
     code = re.search(r"\n( +@replaces.*?)\n\n", CONTRIBUTING.read_text(), re.DOTALL)
     assert code is not None
-    shown: dict[str, Any] = {"replaces": replaces, "BucketReduction": BucketReduction, "Call": Call, "Bucket": Bucket}
+    shown: dict[str, Any] = {"replaces": replaces, "Reduction": Reduction, "Call": Call, "Bucket": Bucket}
     exec(textwrap.dedent(code[1]), shown)
     assert gradient(shown["BreaksIt"](linear())) == 0.5  # divided by two, with one rank
 
@@ -192,3 +194,54 @@ def test_what_spoils_no_method_of_a_backend_is_refused() -> None:
         spoils("allredcue")(lambda group, call: None)
     with pytest.raises(AttributeError, match="wiat"):
         spoils_work("wiat", "allreduce")
+
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = sorted(path for path in (ROOT / "conformance").rglob("mutants.py") if "ddp_impl" in path.read_text())
+
+
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+def private_names() -> set[str]:
+    """Return what `ddp_impl` alone calls with one underscore before it: no name of torch's class."""
+    known = {node.attr for node in nodes(inspect.getsource(TorchDDP)) if isinstance(node, ast.Attribute)}
+    found = set[str]()
+    for path in set((ROOT / "ddp_impl").rglob("*.py")) - set((ROOT / "ddp_impl" / "tests").iterdir()):
+        for node in nodes(path.read_text()):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return {name for name in found - known - set(dir(TorchDDP)) if re.match("_[^_]", name)}
+
+
+def patched_names(source: str) -> Iterator[str]:
+    """Yield what mutants replace by name, define in a class with a base, or assign to an object of another."""
+    for node in nodes(source):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("replaces", "patch", "patch.object")):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            yield from (text.rpartition(".")[2] for text in texts if isinstance(text, str))
+        elif isinstance(node, ast.ClassDef) and node.bases:
+            yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            yield node.attr
+
+
+@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.parent.name)
+def test_mutants_patch_no_private_name_of_ddp_impl(path: Path) -> None:
+    assert sorted(private_names().intersection(patched_names(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '@replaces(Reducer, "_perform")\ndef Wrong(): ...',
+        'mock.patch("ddp_impl.reducer.reducer._nothing")',
+        "class Wrong(Reducer):\n    def _perform(self): ...",
+        "reducer._local = None",
+    ],
+)
+def test_a_private_name_that_is_patched_is_found(source: str) -> None:
+    assert private_names().intersection(patched_names(source))

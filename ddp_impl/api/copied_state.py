@@ -40,8 +40,8 @@ class CopiedState:
     def _module_parameters(self) -> list[nn.Parameter]:
         return list(self._named_parameters.values())
 
-    def _names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
-        """Return the names of what `_synchronise_state` copies, by kind."""
+    def names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
+        """Return the names of what `synchronise_state` copies, by kind."""
         return {"parameters": self._named_parameters, "buffers": self.named_module_buffers if with_buffers else ()}
 
     def will_sync_module_buffers(self) -> bool:
@@ -113,7 +113,8 @@ class CopiedState:
         with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
             broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
 
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+    def synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        """Copy parameters, and buffers if asked to, from a rank of the group to all; every rank must call it."""
         tensors = local_tensors(self._module_parameters)
         if with_buffers:
             buffers = self.named_module_buffers

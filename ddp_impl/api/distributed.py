@@ -181,7 +181,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
                 members,
-                self._names_of_copied(init_sync_buffers),
+                self.names_of_copied(init_sync_buffers),
                 self.parameters_to_ignore,
                 self._options,
                 forward_sync_buffers=self.forward_sync_buffers,
@@ -190,7 +190,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 self._in_company = verify_replicas(
                     mine, self.process_group, self.device, in_company=company.wrapper_lives()
                 )
-                self._synchronise_state(init_sync_buffers)
+                self.synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self.attach_reducer(members)
         if init_sync:

@@ -116,7 +116,7 @@ class DDPJoinHook(JoinHook):
         with ddp.reducer.between_backwards("the model of a rank that joined last"):
             source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
             ddp._authoritative_rank = source
-            ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
+            ddp.synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
         ddp.reducer.reduction.divisor = size_of(ddp.process_group)
         leave(ddp)
 
@@ -179,7 +179,8 @@ class JoinedWrapper(CopiedState, Joinable):
         """The group over which ranks join."""
         return self.process_group
 
-    def _divisor(self, num_syncing: Tensor) -> int:
+    def divisor_in_join(self, num_syncing: Tensor) -> int:
+        """Return what sums are divided by within a join context where `num_syncing` ranks still have data."""
         return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
@@ -195,7 +196,7 @@ class JoinedWrapper(CopiedState, Joinable):
 
         def take() -> None:
             collectives.finished(work, "all_reduce", [num_syncing])
-            reduction.divisor = self._divisor(num_syncing)
+            reduction.divisor = self.divisor_in_join(num_syncing)
 
         # Nobody needs it before the first bucket leaves, and a forward without a backward sends none.
         reduction.join_agreements.append(take)

@@ -197,7 +197,7 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         for place in {*bucket.detached_from_view, *compress(range(len(bucket.members)), elsewhere)}:
             if used is None or used[bucket.members[place].index]:
                 parameter, view = bucket.parameters[place], bucket.views[place]
-                parameter.grad = view if fits(view, parameter) else _new_gradient(parameter, view)
+                parameter.grad = view if fits(view, parameter) else new_gradient(parameter, view)
         return
     if buffer is not bucket.flat:
         return  # the gradient was reduced in place
@@ -216,7 +216,7 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             continue
         gradient = gradient_of(parameter)
         if gradient is None or gradient.requires_grad:
-            home.put(parameter, _new_gradient(parameter, view))
+            home.put(parameter, new_gradient(parameter, view))
         else:
             sources.append(view)
             targets.append(gradient)
@@ -225,14 +225,14 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             foreach_copy_(targets, sources)
 
 
-def _new_gradient(parameter: Tensor, view: Tensor) -> Tensor:
+def new_gradient(parameter: Tensor, view: Tensor) -> Tensor:
     """Return the average in `view` as a tensor of its own, laid out as `parameter` is now: its data may be new."""
-    if _is_laid_out_as(view, parameter):
+    if is_laid_out_as(view, parameter):
         return view.to(parameter.dtype, copy=True)
     return torch.empty_like(local_tensor(parameter)).copy_(view)
 
 
-def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
+def is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
     """Whether the gradient `view` is laid out as autograd would lay out a new one of `parameter`."""
     local = local_tensor(parameter) if is_distributed(parameter) else parameter
     return view.stride() == local.stride() or not is_dense_without_overlap(local)
@@ -240,7 +240,7 @@ def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
 
 def fits(view: Tensor, parameter: Tensor) -> bool:
     """Whether `view` can be the gradient of `parameter`, which may have been converted since it was wrapped."""
-    return view.dtype is parameter.dtype and _is_laid_out_as(view, parameter)
+    return view.dtype is parameter.dtype and is_laid_out_as(view, parameter)
 
 
 def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:

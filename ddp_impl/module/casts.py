@@ -22,7 +22,7 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 
 class Casts:
-    """Copies in `dtype` of the parameters that one module reads."""
+    """Copies in `dtype` of the parameters that one module reads; in the graph where forward runs `with_gradients`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         """Cast nothing yet."""
@@ -32,12 +32,12 @@ class Casts:
         self._last_reads: list[nn.Parameter | None] = []
         self._let_go_early: set[Tensor] = set()
         self._ahead: _CastsAhead | None = None
-        self._with_gradients = False
+        self.with_gradients = False
 
     @contextlib.contextmanager
     def during_forward(self, device: torch.device) -> Iterator[None]:
         """Keep copies while the block runs, which is one forward of a module on `device`."""
-        self._with_gradients = torch.is_grad_enabled()
+        self.with_gradients = torch.is_grad_enabled()
         if self._ahead is None and _has_streams(device):
             self._ahead = _CastsAhead(self.dtype, device)
         if self._ahead is not None:
@@ -80,8 +80,8 @@ class Casts:
 
     def _cast(self, parameter: Tensor) -> _Copy:
         # Forward may read under `no_grad` first and with gradients later; both must get this tensor.
-        if torch.is_grad_enabled() is not self._with_gradients:
-            with torch.inference_mode(False), torch.set_grad_enabled(self._with_gradients):
+        if torch.is_grad_enabled() is not self.with_gradients:
+            with torch.inference_mode(False), torch.set_grad_enabled(self.with_gradients):
                 return self._cast(parameter)
         return _Copy(parameter.to(self.dtype)) if self._ahead is None else self._ahead.take(parameter)
 
@@ -105,11 +105,11 @@ def _last_reads(reads: Sequence[Tensor]) -> list[nn.Parameter | None]:
 class _Copy:
     tensor: Tensor
     #: What the stream that reads must wait for; None on a device without streams.
-    batch: _Batch | None = None
+    batch: Batch | None = None
 
 
 @dataclass(slots=True)
-class _Batch:
+class Batch:
     """Copies that were launched together; `done` is recorded behind the last one."""
 
     done: torch.Event
@@ -117,6 +117,7 @@ class _Batch:
     waited: set[torch.Stream] = field(default_factory=set)
 
     def wait(self, tensor: Tensor) -> None:
+        """Have the current stream wait until `tensor`, one of the copies, is there."""
         stream = torch.accelerator.current_stream(tensor.device)
         if stream not in self.waited:
             stream.wait_event(self.done)
@@ -148,7 +149,7 @@ class _CastsAhead:
         if copy is None:
             tensor = parameter.to(self._dtype)
             stream = torch.accelerator.current_stream(parameter.device)
-            return _Copy(tensor, _Batch(stream.record_event(), {stream}))
+            return _Copy(tensor, Batch(stream.record_event(), {stream}))
         if parameter.requires_grad and torch.is_grad_enabled():
             copy.tensor = _InGraph.apply(parameter, [copy.tensor])
         return copy
@@ -169,7 +170,7 @@ class _CastsAhead:
         self._launched.add(index)
         with torch.no_grad(), self._stream:
             tensors = [parameter.to(self._dtype) for parameter in self._batches[index]]
-        batch = _Batch(self._stream.record_event())
+        batch = Batch(self._stream.record_event())
         for parameter, tensor in zip(self._batches[index], tensors, strict=True):
             self._ready[parameter] = _Copy(tensor, batch)
 

@@ -67,7 +67,7 @@ class MixedPrecision:
                     "mixed_precision must have param_dtype, reduce_dtype and buffer_dtype (ddp_impl.MixedPrecision or "
                     f"torch's _MixedPrecision); got {type(config).__name__}"
                 ) from None
-            _refuse_other_options(config)
+            refuse_other_options(config)
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
             dtype = getattr(checked, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -138,7 +138,7 @@ class PrecisionCaster:
         self._shown = contextlib.ExitStack()
         drop_forward_hooks(module, _does_nothing)
         if self._casts is not None:
-            self._cast_while_recomputing(module)
+            self.cast_while_recomputing(module)
             self._keep_full_precision(module)
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class PrecisionCaster:
         if self._casts is None or self._swap.active:
             yield
         elif at_once:
-            with self._swap.swapped(self._cast):
+            with self._swap.swapped(self.cast_parameter):
                 yield
         else:
             with self._casts.during_forward(device), self._swap.read_through(self._casts.read):
@@ -162,10 +162,12 @@ class PrecisionCaster:
             return value
         return cast(value, self.config.param_dtype)
 
-    def _cast(self, parameter: Tensor) -> Tensor:
+    def cast_parameter(self, parameter: Tensor) -> Tensor:
+        """Return the copy of a parameter that the module computes with."""
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
 
-    def _cast_while_recomputing(self, module: nn.Module) -> None:
+    def cast_while_recomputing(self, module: nn.Module) -> None:
+        """Show casts to the parts of `module` that checkpointing runs again in backward."""
         for part in module.modules():
             if self._swap.has_any_of(part):
                 part.register_forward_pre_hook(ModuleHook(self._begins_to_run))
@@ -178,7 +180,7 @@ class PrecisionCaster:
             return
         self._running.append(called)
         if len(self._running) == 1:
-            self._shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
+            self._shown.enter_context(self._swap.read_through(_once_each(self.cast_parameter), called))
 
     def _has_run(self, called: nn.Module, _: Any, __: Any) -> None:
         if self._running and self._running[-1] is called:
@@ -211,7 +213,7 @@ def _first_of(config: Any, *names: str, default: Any) -> Any:
     return next((getattr(config, name) for name in names if hasattr(config, name)), default)
 
 
-def _refuse_other_options(config: Any) -> None:
+def refuse_other_options(config: Any) -> None:
     """Raise `ValueError` if `config` asks for something that `MixedPrecision` has no word for."""
     options = {field.name for field in dataclasses.fields(MixedPrecision)}
     known = {*options, "cast_root_forward_inputs", "_module_classes_to_ignore"}

@@ -8,12 +8,13 @@ and their hooks, so everything that DDP does with them goes on as before. `swapp
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from ddp_impl.torch_internals.modules import parameter_table, refresh_recurrent, set_parameter_table
+from ddp_impl.torch_internals.modules import parameter_table, refresh_recurrent, saves_state, set_parameter_table
 
 Replace = Callable[[Tensor], Tensor]
 
@@ -91,9 +92,8 @@ class ParameterSwap:
 
 
 class _ReadThrough(dict[str, Any]):
-    """A module's table of parameters, which shows others in place of its `own` parameters to who reads one by name.
-
-    Who walks through the table, as `state_dict()` and `parameters()` do, sees the parameters.
+    """A module's table of parameters, which shows others in place of its `own` parameters.
+    `state_dict()`, which may be called at any time, reads the parameters themselves.
     """
 
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
@@ -110,6 +110,14 @@ class _ReadThrough(dict[str, Any]):
             return self[name]
         except KeyError:
             return default
+
+    def values(self) -> Any:
+        return {name: self[name] for name in self}.values()
+
+    def items(self) -> Any:
+        if saves_state(sys._getframe(1)):
+            return super().items()
+        return {name: self[name] for name in self}.items()
 
     def __reduce__(self) -> Any:
         return dict, (_as_it_is(self),)  # a copy of the module has the parameters

@@ -30,7 +30,7 @@ class ParameterWatch:
 
     The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
     the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
-    that need no gradient.
+    that need no gradient. `averaged`: the parameters of `members`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class ParameterWatch:
 
         It is asked of parameters that this one does not average.
         """
-        self._is_averaged = is_averaged
+        self.is_averaged = is_averaged
         self._module = module
         self._rank = rank
         self._members = members
-        self._averaged = {member.parameter for member in members}
+        self.averaged = {member.parameter for member in members}
         self._parameters = [member.parameter for member in members]
         self._in_cpp = list(map(tensor_in_cpp, self._parameters))
         self._ignored = ignored
@@ -79,10 +79,10 @@ class ParameterWatch:
         stand_ins: dict[str, Tensor] = {
             name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)
         }
-        strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
+        strangers = [name for name, parameter in present.items() if self.is_stranger(name, parameter)]
         held = set(present.values())
         gone = [member.name for member in self._members if member.parameter not in held]
-        stand_ins.update(self._computed(gone))
+        stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
         if self._may_lose:
             gone = [name for name in gone if self._is_replaced(name, present)]
@@ -111,22 +111,23 @@ class ParameterWatch:
         if self._is_hidden:
             self.check(may_lose=self._may_lose)
 
-    def _is_stranger(self, name: str, parameter: Tensor) -> bool:
+    def is_stranger(self, name: str, parameter: Tensor) -> bool:
+        """Whether the parameter would train on local gradients: no wrapper averages it, and nobody ignores it."""
         return (
             isinstance(parameter, nn.Parameter)
             and parameter.requires_grad
-            and parameter not in self._averaged
+            and parameter not in self.averaged
             and name not in self._ignored
             and name not in ignored_names(self._module)
             and not self._is_averaged_inside(name)
-            and not self._is_averaged(parameter)
+            and not self.is_averaged(parameter)
         )
 
     def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
         """Whether another parameter has come in this one's place: ranks that have frozen it would say nothing of it."""
-        return name in present and present[name] not in self._averaged
+        return name in present and present[name] not in self.averaged
 
-    def _computed(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def computed(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the computed tensors that the module has in place of these parameters, as plain attributes.
 
         `_pre_dp_module_transform` of torch's tensor parallelism leaves them after the first forward. Were one computed
@@ -163,7 +164,7 @@ class ParameterWatch:
         self._filled = [table for table in contents if table]
         self._contents = [entry for table in self._filled for entry in table.values()]
         self._frozen = [parameter for parameter in self._module.parameters() if not parameter.requires_grad]
-        self._frozen = [parameter for parameter in self._frozen if parameter not in self._averaged]
+        self._frozen = [parameter for parameter in self._frozen if parameter not in self.averaged]
 
 
 def _tables(module: nn.Module, *kinds: Callable[[nn.Module], dict[str, Any]]) -> Iterator[dict[str, Any]]:

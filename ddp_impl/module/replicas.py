@@ -151,7 +151,7 @@ def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.devic
     """
     told = collectives.gather_bytes(mine.digest.encoded() + bytes([in_company]), group, device)
     digests = [Digest.decoded(data[:-1]) for data in told]
-    reordered = _first_reordered(digests)
+    reordered = first_reordered(digests)
     others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
     if not reordered and not others:
         return any(data[-1] for data in told)
@@ -163,7 +163,7 @@ def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.devic
     raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
 
 
-def _first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
+def first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
     """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
 
     Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.

@@ -123,7 +123,8 @@ def watch_for(participant: Participant) -> None:
     living[key] = weakref.ref(participant, lambda _: living.pop(key, None))
 
 
-def _all_living() -> list[Participant]:
+def all_living() -> list[Participant]:
+    """Return every wrapper of this process that lives."""
     return [one for ref in list(_living.values()) if (one := ref()) is not None]
 
 
@@ -133,7 +134,7 @@ def mark_shared(participant: Participant) -> None:
     They do when they have agreed on it, and when it runs a forward. Of a copy that one rank has made alone they do not.
     """
     if participant.may_share_backward and len(_living) > 1:
-        for other in _all_living():
+        for other in all_living():
             other.may_share_backward = True
 
 
@@ -156,7 +157,7 @@ def has_an_order(participant: Participant) -> bool:
 
 def backward_belongs_to_other(participant: Participant) -> bool:
     """Whether the backward that runs now is that of a wrapper other than `participant`, as far as it has run."""
-    return any(one.is_reached for one in _all_living() if one is not participant)
+    return any(one.is_reached for one in all_living() if one is not participant)
 
 
 def takes_part(participant: Participant) -> bool:
@@ -173,7 +174,7 @@ def begin(participant: Participant) -> None:
         participant.backward_begins()
         return
     repeated = participant.last_backward
-    others = [other for other in _all_living() if other is not participant and other.begins_with_others(repeated)]
+    others = [other for other in all_living() if other is not participant and other.begins_with_others(repeated)]
     for one in sorted([participant, *others], key=_construction):
         one.backward_begins()
 

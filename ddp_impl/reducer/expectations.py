@@ -183,10 +183,10 @@ class Some(Expectation):
             coming = self.graph.coming()
             # Else it is torch.autograd.grad, perhaps on this rank alone.
             if not reduction.hooks.are_removed and (any(coming) or reduction.anchor.is_coming()):
-                self._forecast(coming)
+                self.forecast(coming)
         return ()
 
-    def _forecast(self, coming: Sequence[bool]) -> None:
+    def forecast(self, coming: Sequence[bool]) -> None:
         """Start the exchange of which gradients are certain to arrive.
 
         False means unknown: a nested backward can still produce the gradient. Of several forwards none is certain: each
@@ -218,7 +218,7 @@ class Some(Expectation):
         """Wait for the forecast; make it now if no output of forward was reached."""
         iteration = self.reduction.iteration
         if not iteration.has_forecast:
-            self._forecast(self.graph.coming())
+            self.forecast(self.graph.coming())
         forecast, iteration.forecast = iteration.forecast, None
         if forecast is not None:
             self._read(forecast)

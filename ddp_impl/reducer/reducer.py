@@ -93,7 +93,8 @@ class Reducer:
 
     `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
     when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`,
-    `may_share_backward` and `engine_run`: see `company.Participant`.
+    `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`: the last backward raised before
+    its first gradient arrived.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Reducer:
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self._wrapper_collected = False
-        self._raised_early = False  # the last backward raised before its first gradient arrived
+        self.raised_early = False
         self._warned_of_late = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
         self.hooks.report_to(self if self._alone is None else self._alone)
@@ -212,11 +213,11 @@ class Reducer:
         if reduction.learnt.unread and iteration.run is Run.NONE and reduction.was_refused_before():
             self._perform(iteration.enter(Event.REFUSED))
             raise reduction.error(messages.others_refused_before(reduction.rank) + peers.exchange(messages.FOLLOWS))
-        if self._raised_early:
+        if self.raised_early:
             # Another rank's backward may have raised after its first gradient: only that one cannot go on, and this
             # one would wait for it.
             words = [word for word in peers.words() or () if word.unfinished]
-            self._raised_early = bool(words)
+            self.raised_early = bool(words)
             if words:
                 raise reduction.error(messages.aborted(reduction.rank) + in_lines(words))
 
@@ -250,7 +251,7 @@ class Reducer:
         """
         if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
             self.check_finished()
-        self._raised_early = False
+        self.raised_early = False
         self.reduction.reduce_over(group, Peers(group))
         # New storage, too: an abandoned collective may still be writing into the old one.
         self.planning.begin_to_learn()
@@ -561,7 +562,7 @@ class Reducer:
         if number == self._backward.number:  # threads may drop one after the next has begun
             self._backward.is_compiled = False
             self._perform(iteration.enter(Event.BACKWARD_RAISED))
-            self._raised_early = iteration.is_probed and self.reduction.num_ranks > 1
+            self.raised_early = iteration.is_probed and self.reduction.num_ranks > 1
         self.peers.raised("backward", error, traceback, unfinished=iteration.progress is Progress.BROKEN)
 
     def compiled_backward_ended(self) -> None:

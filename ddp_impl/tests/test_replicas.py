@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddp_impl.base.options import BucketCaps, ReducerOptions
-from ddp_impl.module.replicas import Digest, Replica, _first_reordered, describe, first_difference, first_misplaced
+from ddp_impl.module.replicas import Digest, Replica, describe, first_difference, first_misplaced, first_reordered
 from ddp_impl.module.wrapped_module import managed_parameters
 
 
@@ -36,14 +36,14 @@ def test_names_of_parameters_may_differ() -> None:
     other = replica(nn.ModuleDict({"b": nn.Linear(3, 2)}))
     assert one != other
     assert one.digest.content == other.digest.content
-    assert _first_reordered([one.digest, other.digest, one.digest]) is None
+    assert first_reordered([one.digest, other.digest, one.digest]) is None
 
 
 def test_the_first_name_at_another_place_is_told() -> None:
     names = {True: ("k", "q"), False: ("q", "k")}
     ours, theirs = (replica(nn.ModuleDict({name: nn.Linear(2, 2) for name in names[way]})) for way in (True, False))
     assert ours.digest.content == theirs.digest.content
-    assert _first_reordered([ours.digest, ours.digest, theirs.digest]) == (0, 2)
+    assert first_reordered([ours.digest, ours.digest, theirs.digest]) == (0, 2)
     told = first_misplaced({1: ours, 3: theirs})
     assert "of the same 4 names, that at place 0 is 'k.weight' on rank 1 and 'q.weight' on rank 3" in told
 

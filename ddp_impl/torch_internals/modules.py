@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,11 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
     `named_parameters` gives a copy, leaves None out, and `setattr` accepts no plain tensor in a parameter's place.
     """
     return module._parameters
+
+
+def saves_state(frame: FrameType) -> bool:
+    """Whether `frame` is torch's function in which a module reads its own parameters for `state_dict()`."""
+    return frame.f_code is nn.Module._save_to_state_dict.__code__
 
 
 def set_parameter_table(module: nn.Module, table: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from ddp_impl.wire.groups import rank_in, size_of
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
 #: What every backend sends as it is; gloo knows no int16, say, and NCCL neither.
-_SENT_AS_THEY_ARE = frozenset(
+SENT_AS_THEY_ARE = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
         torch.float64, torch.complex64, torch.complex128,
@@ -69,8 +69,8 @@ def value_of(future: Any, group: dist.ProcessGroup, device: torch.device) -> Any
     """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
 
     A hook may return a work in place of a future, which holds nothing: its failure is raised all the same. A collective
-    ends with the timeout of its group, and a future need not end at all: it is waited for as long, if it can say when it is done.
-    Raises `CommunicationError` after that.
+    ends with the timeout of its group, and a future need not end at all: one that reports when it is done is waited for
+    as long. Raises `CommunicationError` after that.
     """
     if isinstance(future, dist.Work):
         return finished(future, "what a hook has started")
@@ -184,7 +184,7 @@ def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> 
 
 
 def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> tuple[dist.Work, Tensor]:
-    sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
+    sent = tensor if tensor.dtype in SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
     options = dist.BroadcastOptions()
     options.rootRank, options.asyncOp = group_src, True
     return _started(group.broadcast([_as_real(sent)], options), "broadcast"), sent
@@ -203,7 +203,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
     """
     with torch.no_grad():
         # The chunks of one round travel at the same time; there is mostly one round, of one chunk per dtype.
-        for chunks in _rounds_of_chunks(tensors):
+        for chunks in rounds_of_chunks(tensors):
             flat = [chunk[0].data if _is_flat(chunk) else _flattened(chunk) for chunk in chunks]
             for begun in [_broadcast_begun(each, group, group_src) for each in flat]:
                 _finished_broadcast(begun)
@@ -276,7 +276,7 @@ def _flattened(chunk: list[Tensor]) -> Tensor:
     return flattened(chunk)
 
 
-def _rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
+def rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
     """Yield `tensors` in lists of one kind each, as many at a time as take no more memory than a chunk may."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     filled = 0

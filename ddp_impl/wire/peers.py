@@ -186,12 +186,12 @@ class Peers:
         if store is None:
             return
         with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
-            store.set(f"{self._key(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
+            store.set(f"{self.key_of(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
             others = [other for other in range(size_of(self.group)) if other != rank]
             told = {
-                other: json.loads(store.get(f"{self._key(other)}/waits"))
+                other: json.loads(store.get(f"{self.key_of(other)}/waits"))
                 for other in others
-                if store.check([f"{self._key(other)}/waits"])
+                if store.check([f"{self.key_of(other)}/waits"])
             }
             waiting = {other: where for other, (at, where) in told.items() if at >= step}
             log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
@@ -222,7 +222,7 @@ class Peers:
         store = self._store()
         if store is not None and size_of(self.group) > 1:
             with contextlib.suppress(Exception):  # the error that is being raised matters more
-                store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
+                store.set(self.key_of(rank), json.dumps(dataclasses.asdict(self._told)))
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
@@ -255,9 +255,9 @@ class Peers:
         with contextlib.suppress(Exception):
             while others:
                 for rank in sorted(others):
-                    if store.check([self._key(rank)]):
+                    if store.check([self.key_of(rank)]):
                         others.discard(rank)
-                        word = Word(**json.loads(store.get(self._key(rank))))
+                        word = Word(**json.loads(store.get(self.key_of(rank))))
                         if word.step >= self.step - 1:  # an older one was about something that is over
                             found[rank] = word
                 if until_cause and not all(word.waited for word in found.values()):
@@ -266,7 +266,8 @@ class Peers:
                     return
                 time.sleep(0.02)
 
-    def _key(self, rank: int) -> str:
+    def key_of(self, rank: int) -> str:
+        """Return where a rank leaves its words in the group's store."""
         return f"ddp_impl/{self._name}/{rank}"
 
     def _store(self) -> Store | None:

@@ -85,7 +85,7 @@ def ResyncsParameters(ddp: Ours, no_sync: Call) -> Iterator[None]:
     """BUG: leaving `no_sync` gives every rank the parameters of rank 0."""
     with no_sync():
         yield
-    ddp._synchronise_state(False)
+    ddp.synchronise_state(False)
 
 
 class HidesNoSync(Ours):

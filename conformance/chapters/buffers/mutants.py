@@ -104,7 +104,7 @@ def SyncsBuffersThoughTold(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
     ddp.forward_sync_buffers = True
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def InitSyncsAllBuffers(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: `broadcast_buffers=False` does not keep buffers out of the synchronisation at construction."""
     synchronise_state(True, group_src)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -19,9 +19,12 @@ from torch.distributed.algorithms.join import Join
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter, allocate
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer import planning as planning_module
+from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.iteration import Event
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -34,26 +37,32 @@ def RefusesAlone(reduction: Reduction, refuse: Call, error: ReductionError) -> N
 
 
 @as_part
-class HoldsBackItsOwnMissing(Reduction):
+class HoldsBackItsOwnMissing(Some):
     """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
 
-    def tell_others(self, coming: Sequence[bool]) -> None:
-        self._mine = coming
-        super().tell_others(coming)
+    _mine: Sequence[bool] = ()
 
-    def hold_back(self, sure: Sequence[bool]) -> None:
-        super().hold_back_uncertain(getattr(self, "_mine", sure))
+    def forecast(self, coming: Sequence[bool]) -> None:
+        self._mine = coming
+        super().forecast(coming)
+
+    def await_forecast(self) -> None:
+        with mock.patch.object(self.reduction, "hold_back_uncertain", self._hold_back):
+            super().await_forecast()
+
+    def _hold_back(self, _: Sequence[bool]) -> None:
+        type(self.reduction).hold_back_uncertain(self.reduction, self._mine)
 
 
 @replaces(Reduction, "forget_dropped")
-def KeepsDroppedGradients(reduction: Reduction, forget_dropped: Call, unused: Iterable[int]) -> None:
+def KeepsDroppedGradients(reduction: Reduction, forget_dropped: Call) -> None:
     """BUG: a gradient that the loop dropped before its first reduction counts; the parameter gets zeros."""
 
 
 @replaces(Reducer, "check_finished")
 def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
     """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
-    reducer._finish.raised_early = False
+    reducer.raised_early = False
     check_finished()
 
 
@@ -68,31 +77,35 @@ def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
 def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
     backward_raised(*arguments)
-    if reducer._finish.raised_early:
+    if reducer.raised_early:
         reducer.reduction.iteration.skipped = set(range(len(reducer.buckets)))
 
 
 @replaces(Reduction, "hand_out")
 def KeepsTheOldLayout(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
-    with mock.patch("ddp_impl.buckets.gradients._new_gradient", lambda parameter, view: view.clone()):
+    with mock.patch("ddp_impl.buckets.gradients.new_gradient", lambda parameter, view: view.clone()):
         hand_out(bucket, buffer, used)
 
 
 @replaces(Reduction, "collect")
 def KeepsTheOldViews(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
-    with mock.patch("ddp_impl.buckets.gradients._is_laid_out_as", return_value=True):
+    with mock.patch("ddp_impl.buckets.gradients.is_laid_out_as", return_value=True):
         return collected(bucket)
 
 
 @replaces(BucketPlanning, "adopt")
 def LaysOutAsOfToday(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
-    planning.members = tuple(
-        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in planning.members
-    )
-    adopt(plan)
+
+    def allocate_now(plan: BucketPlan, members: Sequence[ManagedParameter], *rest: Any) -> list[Bucket]:
+        return allocate(
+            plan, [ManagedParameter(one.index, one.name, one.parameter, one.sparse) for one in members], *rest
+        )
+
+    with mock.patch.object(planning_module, "allocate", allocate_now):
+        adopt(plan)
 
 
 @replaces(Ours, "__setstate__")
@@ -118,14 +131,14 @@ def AveragesWhatIsFrozen(reduction: Reduction, collected: Call, bucket: Bucket) 
 @replaces(Reducer, "reset")
 def ForgetsMissingGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: with the group's update the reducer forgets that gradients were missing, and nobody was told."""
-    reducer._backward.told_missing = True
+    reducer.reduction.iteration.enter(Event.RESET)
     reset(group)
 
 
 @replaces(Reducer, "prepare_for_forward")
 def RebuildsAlone(reducer: Reducer, prepare_for_forward: Call) -> None:
     """BUG: a rank that torch.autograd.grad led back to an earlier forward rebuilds no buckets with the others."""
-    reducer.state.is_repeated = False
+    reducer.reduction.iteration.is_repeated = False
     prepare_for_forward()
 
 
@@ -151,18 +164,18 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
 @replaces(Reducer, "announce")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-    if reducer.ranks_may_differ and not reducer.reduction.iteration.has_forecast:
-        reducer.reduction.tell_others(reducer.search.coming())
+    if isinstance(reducer.expectation, Some) and not reducer.reduction.iteration.has_forecast:
+        reducer.expectation.forecast(reducer.reduction.graph.coming())
     expect()
 
 
 @replaces(Reduction, "collect")
 def SendsNothingForFrozen(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
-    unused = set(reduction.usage.unused)
+    unused = set(reduction.iteration.unused)
     buffer = collected(bucket)
     if bucket.sparse:
-        reduction.usage.unused.intersection_update(unused)
+        reduction.iteration.unused.intersection_update(unused)
     return buffer
 
 

@@ -220,7 +220,7 @@ def IgnoresNothing(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwarg
         module._ddp_params_and_buffers_to_ignore = names
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def UsesDefaultGroup(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: buffers and parameters are copied over all ranks, whatever the process group."""
     own, ddp.process_group = ddp.process_group, dist.group.WORLD  # type: ignore[assignment]
@@ -388,7 +388,7 @@ def DedupsByPointer(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPa
         key = member.parameter.data_ptr() if member.parameter.numel() else member.name
         first.setdefault(key, dataclasses.replace(member, index=len(first)))
     attach_reducer(list(first.values()))
-    ddp._watch._averaged |= {member.parameter for member in members}
+    ddp._watch.averaged |= {member.parameter for member in members}
 
 
 def _detached(leaf: Any) -> Any:
@@ -492,11 +492,11 @@ class TrainsOnlyWhatWasTraining(Ours):
 @replaces(Ours, "__init__")
 def ComparesShapesAlone(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: ranks that register the same names in different orders average and copy tensors of one shape crosswise."""
-    with mock.patch.object(replicas, "_first_reordered", return_value=None):
+    with mock.patch.object(replicas, "first_reordered", return_value=None):
         init(*args, **kwargs)
 
 
-@replaces(Ours, "_names_of_copied")
+@replaces(Ours, "names_of_copied")
 def ComparesTrainedNamesOnly(ddp: Ours, names_of_copied: Call, with_buffers: bool) -> dict[str, Any]:
     """BUG: ranks may register what they do not train, frozen parameters and buffers, in different orders."""
     trained = [name for name, parameter in ddp._named_parameters.items() if parameter.requires_grad]

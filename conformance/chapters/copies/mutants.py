@@ -47,7 +47,7 @@ def CopyForgetsOptions(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None
 def CopySyncs(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy is synchronised like a new wrapper, although only some ranks may make one."""
     setstate(state)
-    ddp._synchronise_state(True)
+    ddp.synchronise_state(True)
 
 
 @replaces(Ours, "__getstate__")
@@ -81,7 +81,7 @@ def CopiesJoinedInSilence(ddp: Ours, getstate: Call) -> Any:
         return getstate()
 
 
-@replaces(Peers, "_key")
+@replaces(Peers, "key_of")
 def CopiesHearEachOther(peers: Peers, key: Call, rank: int) -> str:
     """BUG: all copies leave their words at one place, so that one takes what another's ranks said for its own's."""
     return f"ddp_impl/copy/{rank}" if "@" in peers.copied_now.rpartition("@")[0] else str(key(rank))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
+from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
@@ -21,11 +22,11 @@ def RefusesToDelayAll(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
     attach_reducer(members)
 
 
-@replaces(Ours, "attach_reducer")
-def DelaysNothing(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def DelaysNothing(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: parameters that were to be delayed are reduced with all others."""
-    ddp._options = dataclasses.replace(ddp._options, delayed=frozenset())
-    attach_reducer(members)
+    with with_options(delayed=frozenset()):
+        init(*args, **kwargs)
 
 
 @replaces(Reduction, "launch")
@@ -41,8 +42,8 @@ def LeavesDelayedParametersAlone(ddp: Ours, module_parameters: Call) -> list[nn.
     return [parameter for name, parameter in ddp.module.named_parameters() if name not in ddp._options.delayed]
 
 
-@replaces(Ours, "attach_reducer")
-def DelaysToTheEnd(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def DelaysToTheEnd(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: delayed gradients wait for all others, not for that of `param_to_hook_all_reduce` alone."""
-    ddp._options = dataclasses.replace(ddp._options, releases_delayed="")
-    attach_reducer(members)
+    with with_options(releases_delayed=""):
+        init(*args, **kwargs)

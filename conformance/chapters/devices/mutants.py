@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from ddp_impl.autograd.threads import BackwardEnds
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from torch import Tensor, nn
 
 from conformance.mutants.bases import NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer import reducer as reducer_module
+from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -66,18 +66,19 @@ def AsksForANumber(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
     return buffer
 
 
-@replaces(ParameterUsage, "end_agreeing")
-def ReadsUsageInEachStep(usage: ParameterUsage, end_agreeing: Call) -> None:
+@replaces(Reduction, "read_usage")
+def ReadsUsageInEachStep(reduction: Reduction, read_usage: Call) -> Any:
     """BUG: with find_unused_parameters every rank reads what others used, also one that used all parameters."""
-    end_agreeing()
-    usage.num_users()
+    refused = read_usage()
+    reduction.num_users()
+    return refused
 
 
-@replaces(Reduction, "tell_others")
-def TellsOthersOnTheDevice(reduction: Reduction, tell_others: Call, coming: Sequence[bool]) -> None:
+@replaces(Some, "forecast")
+def TellsOthersOnTheDevice(expectation: Some, forecast: Call, coming: Sequence[bool]) -> None:
     """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
-    with mock.patch("ddp_impl.wire.forecast.reduces_on_host", return_value=False):
-        tell_others(coming)
+    with mock.patch("ddp_impl.wire.round.reduces_on_host", return_value=False):
+        forecast(coming)
 
 
 @replaces(Ours, "__init__")
@@ -236,7 +237,7 @@ def CopiesNoHostBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tens
     return {name: buffer for name, buffer in found.items() if buffer.device == ddp.device}
 
 
-@replaces(Ours, "_divisor")
+@replaces(Ours, "divisor_in_join")
 def ReadsTheCountInJoin(ddp: Ours, divisor: Call, num_syncing: Tensor) -> Any:
     """BUG: in a join context the host reads in each forward how many ranks have data, though nothing depends on it."""
     num_syncing.item()
@@ -322,11 +323,11 @@ def KeepsItsBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPa
 class CopiesEachBucket(Reduction):
     """BUG: each bucket is reduced in a copy, and the copies are kept until the backward is over."""
 
-    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+    def send(self, bucket: Bucket, buffer: Tensor) -> None:
         self.__dict__.setdefault("copies", []).append([buffer.clone() for _ in range(3)])
         super().send(bucket, buffer)
 
-    def hand_out_averages(self) -> None:
+    def finalize_buckets(self) -> None:
         super().finalize_buckets()
         self.__dict__.get("copies", []).clear()
 
@@ -398,7 +399,7 @@ def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -
     launch(bucket)
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def BroadcastsOnAnotherStream(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: construction copies rank 0's parameters under a stream of the DDP's own, for which nobody waits."""
     with _behind(ddp.device):
@@ -412,6 +413,8 @@ def _behind(device: torch.device) -> torch.Stream:
     return stream
 
 
-@replaces(BackwardEnds, "wait")
-def NoticesAFailureLater(ends: BackwardEnds, wait: Call) -> None:
+@replaces(Reducer, "check_finished")
+def NoticesAFailureLater(reducer: Reducer, check_finished: Call) -> None:
     """BUG: a forward does not wait until threads of the device have let go of a backward that raised."""
+    with mock.patch.object(reducer_module, "in_backward", return_value=True):
+        check_finished()

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
@@ -79,11 +78,11 @@ def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_
     ddp.reducer.reduction.comm_hook = BoundHook(hook)
 
 
-@replaces(ParameterUsage, "end_agreeing")
-def CountsUsersBlindly(usage: ParameterUsage, end_agreeing: Call) -> None:
+@replaces(Reduction, "read_usage")
+def CountsUsersBlindly(reduction: Reduction, read_usage: Call) -> Any:
     """BUG: ranks that did not hear which parameters others used go by what they used themselves."""
     with _believing():
-        end_agreeing()
+        return read_usage()
 
 
 @replaces(Ours, "_sync_buffers")
@@ -93,7 +92,7 @@ def CopiesBuffersBlindly(ddp: Ours, sync_buffers: Call, authoritative: bool = Tr
         sync_buffers(authoritative)
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def ConstructsBlindly(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: at construction, parameters are taken for rank 0's as soon as the wait for them has returned."""
     with _believing():

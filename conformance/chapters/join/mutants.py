@@ -137,12 +137,12 @@ class JoinsWithOldMemory(Reduction):
 
     _is_idle = False
 
-    def contribute_zeros(self) -> None:
+    def send_zeros(self) -> None:
         self._is_idle = True
         super().send_zeros()
         self._is_idle = False
 
-    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+    def send(self, bucket: Bucket, buffer: Tensor) -> None:
         super().send(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
 
 

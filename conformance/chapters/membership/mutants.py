@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.reducer.planning import BucketPlanning
+from ddp_impl.reducer.iteration import Iteration
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers
@@ -65,16 +66,15 @@ def ResetKeepsIteration(reducer: Reducer, reset: Call, group: dist.ProcessGroup)
     """BUG: `_update_process_group` takes the new group, and does not forget an unfinished backward."""
     reducer.reduction.group = group
     reducer.reduction.divisor = dist.get_world_size(group)
-    reducer.state.rank = dist.get_rank(group)
+    reducer.reduction.rank = dist.get_rank(group)
 
 
-@replaces(BucketPlanning, "begin_to_learn")
-def ResetKeepsStorage(planning: BucketPlanning, begin_to_learn: Call, *options: Any) -> None:
+@replaces(Reducer, "reset")
+def ResetKeepsStorage(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
-    if planning.buckets:
-        planning.state.replan(len(planning.buckets))
-    else:
-        begin_to_learn(*options)
+    with mock.patch.object(reducer.planning, "begin_to_learn"):
+        reset(group)
+    reducer.reduction.iteration = Iteration(reducer.reduction.rank, num_buckets=len(reducer.buckets))
 
 
 @replaces(Reducer, "reset")
@@ -155,5 +155,5 @@ def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, /, *inputs: Any, *
 def HoldsExceptionsBack(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
     backward_raised(*arguments)
-    if reducer._finish.raised_early:
+    if reducer.raised_early:
         collectives.all_reduce_now(torch.zeros(1), reducer.group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import casts, mixed_precision, replicas
 from ddp_impl.module.casts import Casts
-from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.replicas import Replica
 
 
-@replaces(Ours, "attach_reducer")
-def ReducesInParamDtype(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def ReducesInParamDtype(ddp: Ours, init: Call, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
     """BUG: `reduce_dtype` is ignored; gradients travel in `param_dtype`."""
-    if ddp._caster is not None:
-        ddp._options = dataclasses.replace(ddp._options, reduce_dtype=ddp._caster.config.param_dtype)
-    attach_reducer(members)
+    dtype = None if mixed_precision is None else MixedPrecision.of(mixed_precision).param_dtype
+    with with_options(reduce_dtype=dtype):
+        init(*args, mixed_precision=mixed_precision, **kwargs)
 
 
-@replaces(Ours, "attach_reducer")
-def ReducesInFullPrecision(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def ReducesInFullPrecision(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: gradients travel in full precision whatever was asked for."""
-    ddp._options = dataclasses.replace(ddp._options, reduce_dtype=None)
-    attach_reducer(members)
+    with with_options(reduce_dtype=None):
+        init(*args, **kwargs)
 
 
 @replaces(Ours, "_post_forward")
@@ -59,7 +59,7 @@ def BuffersStayFull(caster: PrecisionCaster, init: Call, module: nn.Module, conf
     init(module, dataclasses.replace(config, buffer_dtype=None), ignored)
 
 
-@replaces(PrecisionCaster, "_cast_while_recomputing")
+@replaces(PrecisionCaster, "cast_while_recomputing")
 def RecomputesInFull(caster: PrecisionCaster, cast_while_recomputing: Call, module: nn.Module) -> None:
     """BUG: a layer that checkpointing runs again in backward computes in full precision there."""
 
@@ -100,9 +100,9 @@ class CastsNoParameters(PrecisionCaster):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         if self._casts is not None:
-            self._casts.read = self._cast  # type: ignore[method-assign]
+            self._casts.read = self.cast_parameter  # type: ignore[method-assign]
 
-    def _cast(self, parameter: Tensor) -> Tensor:
+    def cast_parameter(self, parameter: Tensor) -> Tensor:
         return parameter
 
 
@@ -152,10 +152,9 @@ def CastsAtOnce(caster: PrecisionCaster, casting: Call, device: torch.device, *,
 
 
 @replaces(Casts, "read")
-def CastsAtEachRead(casts: Casts, read: Call, parameter: nn.Parameter) -> Any:
+def CastsAtEachRead(casts: Casts, read: Call, parameter: Tensor) -> Tensor:
     """BUG: a parameter is cast as often as forward reads it."""
-    casts._copies.pop(parameter, None)
-    return read(parameter)
+    return parameter.to(casts.dtype) if parameter.is_floating_point() else parameter
 
 
 @as_part
@@ -190,7 +189,7 @@ def KeepsFrozenCasts(casts: Casts, read: Call, parameter: nn.Parameter) -> Any:
 @replaces(Casts, "read")
 def CastsWithoutGraph(casts: Casts, read: Call, parameter: nn.Parameter) -> Any:
     """BUG: a parameter that forward reads under `no_grad` first gets no gradient."""
-    casts._with_gradients = torch.is_grad_enabled()
+    casts.with_gradients = torch.is_grad_enabled()
     return read(parameter)
 
 
@@ -205,11 +204,11 @@ def CastsInTheWay(casts: Casts, during_forward: Call, device: torch.device) -> I
 @replaces(Ours, "forward")
 def ReadsCastsInFlight(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the stream that computes does not wait for casts on another one."""
-    with mock.patch.object(casts._Batch, "wait"):
+    with mock.patch.object(casts.Batch, "wait"):
         return forward(*inputs, **kwargs)
 
 
-@replaces(PrecisionCaster, "_cast_while_recomputing")
+@replaces(PrecisionCaster, "cast_while_recomputing")
 def RecomputesCalledAlone(caster: PrecisionCaster, cast_while_recomputing: Call, module: nn.Module) -> None:
     """BUG: where checkpointing runs a layer again, it finds casts of its own parameters but not of its children's."""
     for part in module.modules():
@@ -220,7 +219,7 @@ def RecomputesCalledAlone(caster: PrecisionCaster, cast_while_recomputing: Call,
 @replaces(Ours, "__init__")
 def KeepsWhatIsNotOffered(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: an option of the configuration that the DDP does not know is ignored, as torch's DDP does."""
-    with mock.patch.object(mixed_precision, "_refuse_other_options"):
+    with mock.patch.object(mixed_precision, "refuse_other_options"):
         init(*args, **kwargs)
 
 

@@ -5,64 +5,57 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
-from ddp_impl.reducer.local_backward import LocalBackward
-from ddp_impl.reducer.order_check import OrderCheck
-from ddp_impl.reducer.parameter_usage import ParameterUsage
-from ddp_impl.reducer.reducer_state import Phase
-from ddp_impl.wire.forecast import Told
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.autograd import backwards
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer import iteration
+from ddp_impl.reducer import company, iteration
+from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.iteration import Progress, Run
 from ddp_impl.reducer.optimizer_in_backward import step_parameters
+from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.wire.peers import Peers
+from ddp_impl.wire.round import Answer
 
 
 @as_part
-class LeavesWithItsLastGradient(Reducer):
+class LeavesWithItsLastGradient(Some):
     """BUG: a bucket leaves with the last gradient that this rank uses, whatever other ranks use."""
 
-    def announce(self) -> None:
-        super().announce()
-        if self.reduction.options.find_unused_parameters:
-            self.reduction.hold_back = lambda sure: None  # type: ignore[method-assign]
-            self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
-            absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
-            self.usage.unused.update(absent)
-            for bucket in self.arrivals.exclude(absent):
-                self._bucket_full(bucket)
+    def absent_at_start(self) -> Sequence[int]:
+        super().absent_at_start()
+        return _not_coming(self)
+
+    def may_still_arrive(self, index: int) -> bool:
+        return False
+
+    def await_forecast(self) -> None:
+        with mock.patch.object(self.reduction, "hold_back_uncertain"):
+            super().await_forecast()
 
 
-@as_part
-class TellsWithItsFirstBucket(Reduction):
+def _not_coming(expectation: Some) -> list[int]:
+    return [index for index, comes in enumerate(expectation.graph.coming()) if not comes]
+
+
+@replaces(Some, "absent_at_start")
+def TellsWithItsFirstBucket(expectation: Some, absent_at_start: Call) -> Sequence[int]:
     """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
-
-    def tell_others(self, coming: Sequence[bool]) -> None:
-        if self._is_asked:
-            super().tell_others(coming)
-
-    def read_forecast(self) -> None:
-        self._is_asked = True
-        super().read_forecast()
-        self._is_asked = False
-
-    _is_asked = False
+    return ()
 
 
 @as_part
@@ -94,7 +87,8 @@ class AllAreLocalTogether(Ours):
 @replaces(Reducer, "begins_with_others")
 def BeginsAloneAfterOthers(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> bool:
     """BUG: after `torch.autograd.grad`, or a gradient that came early, a wrapper tells what comes at its own output."""
-    return reducer.state.phase is Phase.ARMED and begins_with_others(repeated)
+    now = reducer.reduction.iteration
+    return now.progress is Progress.AWAITS and now.run is Run.NONE and begins_with_others(repeated)
 
 
 @replaces(Reducer, "has_more_to_send")
@@ -106,14 +100,16 @@ def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
 @replaces(Reducer, "watch_backward")
 def KnowsOneWrapperOnly(reducer: Reducer, watch_backward: Call) -> None:
     """BUG: a wrapper does not hear of the end of a backward that another one has begun to watch."""
-    if not backwards._running:
-        watch_backward()
+    watch_backward()
+    run = reducer.engine_run
+    if run is not None and run.participants[0] is not reducer:
+        run.participants.remove(reducer)
 
 
 @replaces(Reducer, "launch_full_buckets")
 def SendsLateOnOddRanks(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: ranks send the same buckets in the same order, some of them within the backward and some at its end."""
-    if reducer.state.rank % 2 == 0 or reducer.state.phase is Phase.INCOMPLETE:
+    if reducer.reduction.rank % 2 == 0 or reducer.reduction.iteration.is_incomplete:
         launch_full_buckets()
 
 
@@ -122,29 +118,30 @@ def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
     """BUG: as soon as one wrapper's graph is static, that of every other is taken for static."""
     attach_reducer(members)
     if ddp.reducer.reduction.options.static_graph:
-        for other in list(backwards._living):
+        for other in company.all_living():
             if isinstance(other, Reducer):
-                other.reduction.options = dataclasses.replace(other.reduction.options, static_graph=True)
+                other.choose_options(dataclasses.replace(other.reduction.options, static_graph=True))
 
 
 @replaces(Reducer, "prepare_for_backward")
-def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Iterable[Tensor]) -> None:
+def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Sequence[Tensor]) -> None:
     """BUG: rank 0 tells when its forward ends what will come, the others when their backward begins."""
     prepare_for_backward(outputs)
-    if reducer.state.rank == 0 and reducer.ranks_may_differ and not reducer.reduction.iteration.has_forecast:
-        reducer.reduction.tell_others([False] * len(reducer.members))
+    expected = reducer.expectation
+    if reducer.reduction.rank == 0 and isinstance(expected, Some) and not reducer.reduction.iteration.has_forecast:
+        expected.forecast([False] * len(reducer.members))
 
 
 @replaces(Reduction, "hold_back_uncertain")
-def HooksGoAtOnce(reduction: Reduction, hold_back: Call, sure: Sequence[bool]) -> None:
+def HooksGoAtOnce(reduction: Reduction, hold_back: Call, certain: Sequence[bool]) -> None:
     """BUG: a comm hook gets a bucket when it is full, although other ranks may have it only at the backward's end."""
-    hold_back([True] * len(sure) if reduction.comm_hook is not None else sure)
+    hold_back([True] * len(certain) if reduction.comm_hook is not None else certain)
 
 
 @replaces(Reducer, "all_have_sent")
 def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
     """BUG: when a wrapper hands out its averages, parameters of other wrappers step, too, on what they have by then."""
-    for other in list(backwards._living):
+    for other in company.all_living():
         if isinstance(other, Reducer) and other is not reducer and other.reduction.steps_optimizers:
             for bucket in other.buckets:
                 step_parameters(bucket, None)
@@ -152,7 +149,7 @@ def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
 
 
 class _NeverHoldsBack(Reduction):
-    def hold_back(self, sure: Sequence[bool]) -> None:
+    def hold_back_uncertain(self, certain: Sequence[bool]) -> None:
         pass
 
 
@@ -165,23 +162,26 @@ def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequenc
 
 
 @as_part
-class CountsItsOwnForwards(Reduction):
+class CountsItsOwnForwards(Some):
     """BUG: a rank that ran several forwards holds every bucket back, whatever the other ranks ran."""
 
-    def tell_others(self, coming: Sequence[bool]) -> None:
-        num_forwards, self.iteration.num_forwards = self.iteration.num_forwards, 1
-        super().tell_others(coming)
-        self.iteration.num_forwards = num_forwards
+    def forecast(self, coming: Sequence[bool]) -> None:
+        now = self.reduction.iteration
+        num_forwards, now.num_forwards = now.num_forwards, 1
+        super().forecast(coming)
+        now.num_forwards = num_forwards
 
-    def hold_back(self, sure: Sequence[bool]) -> None:
-        super().hold_back_uncertain(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
+    def await_forecast(self) -> None:
+        super().await_forecast()
+        if self.reduction.iteration.num_forwards != 1 and not self.reduction.iteration.launched:
+            self.reduction.hold_all_back()
 
 
 @as_part
 class KnowsItsLastForwardOnly(Reducer):
     """BUG: after a backward under `no_sync`, a wrapper knows its own one by the outputs of the last forward only."""
 
-    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         self.reduction.iteration.outputs.clear()
         super().prepare_for_backward(outputs)
 
@@ -190,22 +190,25 @@ class KnowsItsLastForwardOnly(Reducer):
 class KnowsNoViews(Reducer):
     """BUG: a wrapper does not know its own outputs where they are views of what has its mark."""
 
-    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         with mock.patch.object(iteration, "nodes_behind", lambda output: [output.grad_fn]):
             super().prepare_for_backward(outputs)
 
 
-@as_part
-class ExchangesOrdersInForward(BucketPlanning):
-    """BUG: rank 0's order of gradients is sent when the second forward begins."""
-
-    def exchange_order(self, group: dist.ProcessGroup, peers: Peers, places: Callable[[], bytes | None]) -> None:
+class _Silent(BucketPlanning):
+    def exchange_order(self) -> None:
         pass
 
-    def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
-        super().exchange_order(group, peers, lambda: None)
-        self.await_order(peers, mock.Mock(OrderCheck, is_own=False))
-        super().rebuild(group, peers, awaiting)
+
+@replaces(as_part(_Silent), "_pre_forward")
+def ExchangesOrdersInForward(ddp: Any, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: rank 0's order of gradients is sent when the second forward begins."""
+    planning, reduction = ddp.reducer.planning, ddp.reducer.reduction
+    is_known = not (reduction.arrivals.learns_order or reduction.learnt.has_rebuilt_buckets)
+    if is_known and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+        BucketPlanning.exchange_order(planning)
+        planning.await_order()
+    return pre_forward(*inputs, **kwargs)
 
 
 @replaces(Ours, "attach_reducer")
@@ -215,25 +218,29 @@ def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
     ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
-@replaces(Ours, "attach_reducer")
-def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@as_part
+class GivesUpHiddenGradients(Some):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
-    attach_reducer(members)
-    reducer = ddp.reducer
 
-    def give_up(sure: Sequence[bool]) -> None:
-        absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
-        reducer.usage.unused.update(absent)
-        for bucket in reducer.arrivals.exclude(absent):
-            reducer._bucket_full(bucket)
+    def await_forecast(self) -> None:
+        with (
+            mock.patch.object(self.reduction.order, "may_launch_in_backward", lambda told, _: told.certain),
+            mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up),
+        ):
+            super().await_forecast()
 
-    reducer.reduction.hold_back = give_up  # type: ignore[method-assign]
+    def _give_up(self, certain: Sequence[bool]) -> None:
+        absent = [index for index, is_certain in enumerate(certain) if not is_certain]
+        self.reduction.iteration.unused.update(absent)
+        for bucket in self.arrivals.exclude(absent):
+            self.reduction.iteration.bucket_is_full(bucket)
 
 
-@replaces(LocalBackward, "is_anothers")
-def TakesAnothersForItsOwn(local: LocalBackward, is_anothers: Call, index: int) -> bool:
+@replaces(Reducer, "take_gradient")
+def TakesAnothersForItsOwn(reducer: Reducer, take_gradient: Call, index: int) -> None:
     """BUG: a backward that comes to no output of a waiting wrapper, but to what it shares with another, is its own."""
-    return False
+    with mock.patch.object(company, "backward_belongs_to_other", return_value=False):
+        take_gradient(index)
 
 
 @replaces(AutogradHooks, "unshared")
@@ -268,77 +275,41 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
 def CopiesKeepCompany(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a copy, which one rank may make alone, brings the wrappers that live there into its company."""
     attach_reducer(members)
-    backwards.keep_company(ddp.reducer)
+    company.mark_shared(ddp.reducer)
 
 
 @replaces(Ours, "_post_forward")
 def MarksBesideOthersOnly(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: a wrapper that is alone hears of its backward behind the hooks that the module has on its output."""
-    if backwards.has_an_order(ddp.reducer):
+    if company.has_an_order(ddp.reducer):
         return post_forward(output)
     with mock.patch.object(distributed, "marked", lambda heard, *_: heard):
         return post_forward(output)
 
 
-@replaces(ParameterWatch, "_is_stranger")
+@replaces(ParameterWatch, "is_stranger")
 def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
     """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
-    with mock.patch.object(watch, "_is_averaged", return_value=False):
+    with mock.patch.object(watch, "is_averaged", return_value=False):
         return bool(is_stranger(name, parameter))
 
 
-@replaces(OrderCheck, "check")
-def NeverComparesPlaces(order: OrderCheck, check: Call, averages: Sequence[Tensor]) -> None:
-    """BUG: where ranks run layers or wrappers in different orders, what has met another collective is handed out."""
-    order._said = ""
-
-
-@replaces(OrderCheck, "check")
-def ComparesPlacesAlone(order: OrderCheck, check: Call, averages: Sequence[Tensor]) -> None:
-    """BUG: a message that two ranks send each other between two buckets is taken for one that a bucket has met."""
-    with mock.patch.object(order._peers, "speakers_say", return_value=False):
-        check(averages)
-
-
-@replaces(OrderCheck, "_may_be_messages")
-def TakesMessagesForCollectives(order: OrderCheck, may_be_messages: Call) -> bool:
-    """BUG: a message that one rank sends within backward, alone and from some step on, is taken for a collective."""
-    return False
-
-
-@replaces(OrderCheck, "early")
-def LeavesBeforeItKnows(order: OrderCheck, early: Call, told: Told, buckets: Sequence[Any]) -> list[bool]:
+@replaces(Order, "may_launch_in_backward")
+def LeavesBeforeItKnows(order: Order, may_launch: Call, forecast: Answer, buckets: Sequence[Bucket]) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
-    return told.sure
+    return forecast.certain
 
 
-@replaces(OrderCheck, "places_of")
-def NeverLearnsItsOrder(order: OrderCheck, places_of: Call, came: Mapping[int, tuple[int, int]]) -> None:
+@replaces(Order, "digest_of")
+def NeverLearnsItsOrder(order: Order, digest_of: Call, arrived: Mapping[int, tuple[int, int]]) -> None:
     """BUG: ranks do not find out in what order gradients and other collectives come on the others."""
 
 
-@replaces(OrderCheck, "leaves")
-def RefusesNewPlaces(order: OrderCheck, leaves: Call, *, is_last: bool, **told: bool) -> None:
-    """BUG: a bucket may not leave elsewhere than in the iteration before, though all ranks have changed alike."""
-    leaves(is_last=is_last, **told)
-    if is_last and order._agreed and order._places != order._agreed:
-        raise order._error("the order of collectives has changed")
-
-
 @replaces(BucketPlanning, "exchange_order")
-def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *told: Any) -> None:
+def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call) -> None:
     """BUG: a backward is over when all ranks have told their order, which others tell in a later backward."""
-    exchange_order(*told)
-    if planning._exchange is not None:
-        planning._exchange.result()
-
-
-@replaces(OrderCheck, "leaves")
-def CountsFromTheBackward(order: OrderCheck, leaves: Call, **told: bool) -> None:
-    """BUG: where a bucket leaves is counted from the first bucket of the backward, whichever wrapper's that is."""
-    first = order._tally.last
-    leaves(**told)
-    order._tally.last = order._tally.last if first is None else first
+    exchange_order()
+    planning.await_order()
 
 
 @replaces(Ours, "__getstate__")
@@ -347,20 +318,9 @@ def CopiesAreNew(ddp: Ours, getstate: Call) -> dict[str, Any]:
     return {**getstate(), "_copied": ()}
 
 
-@replaces(Reduction, "fills")
-def CountsNoFullBuckets(reduction: Reduction, fills: Call, bucket: int) -> None:
+@replaces(Reducer, "bucket_is_full", "take_gradient")
+def CountsNoFullBuckets(reducer: Reducer, call: Call, index: int) -> None:
     """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
-    with mock.patch.object(reduction.order, "count"):
-        fills(bucket)
-
-
-@replaces(OrderCheck, "leaves")
-def ComparesNothingOfHooks(order: OrderCheck, leaves: Call, *, is_last: bool, **told: bool) -> None:
-    """BUG: with a comm hook, be it one that sums, ranks do not find out that an order has become a rank's own."""
-    leaves(is_last=is_last, is_told=not told)
-
-
-@replaces(ParameterUsage, "begin_agreeing")
-def TellsNoNewsBesideMessages(usage: ParameterUsage, begin_agreeing: Call, *given: Any, news: int, **told: Any) -> None:
-    """BUG: where all ranks change their order, one that sends messages as well does not say that its own is new."""
-    begin_agreeing(*given, news=news % 2, **told)
+    counted = mock.patch.object(reducer.reduction.order, "count_arrival")
+    with contextlib.nullcontext() if reducer.arrivals.learns else counted:
+        call(index)

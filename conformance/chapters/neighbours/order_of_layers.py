@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -15,7 +14,6 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.truth.expected import Raises
 
 #: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
 _WIDTH = 3
@@ -23,17 +21,16 @@ _NUM_STEPS = 4
 
 #: What runs in an order: layers of one wrapper, between which a hook communicates; three wrappers; their backwards.
 OF = ("layers", "wrappers", "backwards")
-#: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only;
-#: or all keep one.
-ORDERS = ("changed_by_all", "own", "own_later", "alike")
+#: Ranks have one order, and change it together with every step; or each has its own, at first or in later steps only.
+ORDERS = ("changed_by_all", "own", "own_later")
 
-_ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+_ORDERS = ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0))
 
 
 class _InOrder(nn.Module):
     """Runs `layers` in the order that it is given; `group` sums the gradients between them unless it is None.
 
-    Its rank 0 sends each of them to rank 1, too, `num_messages` times; if it `posts`, rank 1 receives them later.
+    Its rank 0 sends each of them to rank 1, too, `num_messages` times.
     """
 
     def __init__(self, layers: Sequence[nn.Module], group: dist.ProcessGroup | None) -> None:
@@ -42,8 +39,6 @@ class _InOrder(nn.Module):
         self.sums: list[Tensor] = []
         self._group = group
         self.num_messages = 0
-        self.posts = False
-        self._posted: list[Any] = []
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
         """Return as many rows and columns as `rows` has."""
@@ -58,23 +53,10 @@ class _InOrder(nn.Module):
         dist.all_reduce(total, group=self._group)
         self.sums.append(total)
         for _ in range(self.num_messages):
-            if dist.get_rank(self._group) == 0 and self.posts:
-                self._posted.append(dist.isend(total, group=self._group, group_dst=1))
-            elif self.posts:
-                self._posted.append(None)
-            elif dist.get_rank(self._group) == 0:
+            if dist.get_rank(self._group) == 0:
                 dist.send(total, group=self._group, group_dst=1)
             elif dist.get_rank(self._group) == 1:
                 dist.recv(total, group=self._group, group_src=0)
-
-    def receive(self) -> None:
-        """Have rank 1 receive what rank 0 has posted."""
-        for work in self._posted:
-            if work is not None:
-                work.wait()
-            elif dist.get_rank(self._group) == 1:
-                dist.recv(torch.empty_like(self.sums[-1]), group=self._group, group_src=0)
-        self._posted.clear()
 
 
 @program("order_of_layers", invariants=("leaves_no_trace",))
@@ -82,16 +64,12 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `posts`, whether messages are received behind the backward; `beside`, whether another wrapper's backward comes
-    before, and each step has more messages than the last; `hook`, "ready" for torch's comm hook that averages,
-    "written" for one of the user's; `late`, whether the first wrapper trains a step before the others are built;
-    `refusable`, whether a DDP may raise where each rank has an order of its own. Observes the gradients of every step
-    and the user's sums. All ranks run it.
+    `beside`, whether another wrapper's backward comes before, and each step has more messages than the last; `hook`,
+    "ready" for torch's comm hook that averages, "written" for one of the user's; `late`, whether the first wrapper
+    trains a step before the others are built. Observes the gradients of every step and the user's sums. All ranks run
+    it.
     """
-    order = ctx.arguments["order"]
-    may_refuse = ctx.arguments.get("refusable", True) and order != "changed_by_all"
-    refusal = Raises(("RuntimeError",), ("order",)) if may_refuse else None
-    observe_run(ctx, lambda: _train(ctx, ctx.arguments["of"], order), refusal=refusal)
+    observe_run(ctx, lambda: _train(ctx, ctx.arguments["of"], ctx.arguments["order"]))
 
 
 def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
@@ -114,7 +92,6 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
         whole.sums.clear()
         talks = turn.step >= ctx.arguments.get("talks_from", _NUM_STEPS)
         whole.num_messages = talks * (1 + turn.step if beside else 1)
-        whole.posts = ctx.arguments.get("posts", False)
         rows = turn.inputs(ctx.arguments.get("num_rows", _WIDTH), _WIDTH).requires_grad_()
         now = _order(order, ctx.rank, turn.step)
         if len(whole.layers) < len(layers):
@@ -128,7 +105,6 @@ def _train(ctx: RankContext, of: str, order: str) -> dict[str, Any]:
         else:
             loss = turn.loss(turn.forward(model, rows, now))
             turn.backward(turn.loss(turn.forward(beside, rows), micro=1) + loss if beside else loss)
-        whole.receive()
         return {f"sum{index}": total for index, total in enumerate(whole.sums)}
 
     return run_steps(ctx, inner, model, step, _NUM_STEPS)

@@ -277,35 +277,34 @@ def _unfrozen_parts() -> Iterator[Scenario]:
 
 def _orders_of_layers() -> Iterator[Scenario]:
     """Layers and wrappers in an order that is perhaps the rank's own, with collectives between them."""
-    for scenario in (*_orders_refusable(), *_orders_averaged()):
+    for scenario in (*_orders_noticed(), *_orders_with_sums()):
         yield scenario.replace(needs=_needs(scenario.options, scenario.arguments))
 
 
-def _orders_refusable() -> Iterator[Scenario]:
-    of, orders = each("of", OF[:2]), each("order", OWN_ORDERS[:3])
+def _orders_noticed() -> Iterator[Scenario]:
+    of, orders = each("of", OF[:2]), each("order", OWN_ORDERS[:2])
     talks = {"of": OF[0], "order": OWN_ORDERS[0]}  # two of three ranks do
     talking = (
         arguments("talking", **talks, talks_from=0),
         arguments("talking-later", **talks, talks_from=1),
         arguments("talking-more", **talks, talks_from=0, beside=True),
-        arguments("posting-later", of=OF[0], order=OWN_ORDERS[3], talks_from=2, posts=True, refusable=False),
-        arguments("posting-meanwhile", **talks, talks_from=2, posts=True),
     )
     # Backwards in their own orders would wait for each other.
     changed = arguments("backwards", of=OF[2], order=OWN_ORDERS[0])
-    hooked, steady = arguments("hooked", hook="ready"), each("order", OWN_ORDERS[:2])
+    hooks = (arguments(""), arguments("hooked", hook="ready"))
     late, ways_of_hooks = arguments("late", of=OF[1], late=True), (arguments(""), arguments("written", hook="written"))
     for way in (_PLAIN, _FIND, VIEW):
-        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, way, _LAYER)
-        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, hooked, way, _LAYER)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), of, orders, hooks, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), changed, way)
-        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), late, steady, ways_of_hooks, way, _LAYER)
+        yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), late, orders, ways_of_hooks, way, _LAYER)
         yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), talking, way, _LAYER)
+    later = arguments("wrappers-own-later", of=OF[1], order=OWN_ORDERS[2])
+    yield from _grid("NEIGH-19", "", "order_of_layers", (2, 3), later, hooks, _FIND, _LAYER)
 
 
-def _orders_averaged() -> Iterator[Scenario]:
+def _orders_with_sums() -> Iterator[Scenario]:
     """Yield orders of the ranks' own with collectives in between, as long as a bucket or longer."""
-    always = arguments(of=OF[0], order=OWN_ORDERS[1], refusable=False)
+    always = arguments(of=OF[0], order=OWN_ORDERS[1])
     sizes = arguments("as-long", num_rows=3), arguments("longer", num_rows=5)
     ways = (_FIND, VIEW | _FIND, _STATIC, _STATIC | _FIND)
     yield from _grid("NEIGH-20", "", "order_of_layers", (2, 3), always, sizes, ways, _LAYER)

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from ddp_impl.reducer.parameter_usage import ParameterUsage
 from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
@@ -30,8 +29,8 @@ def MasksSixtyFourParameters(
     hand_out(bucket, buffer, used)
 
 
-@replaces(ParameterUsage, "_used")
-def TellsTheUseOfSixtyFour(usage: ParameterUsage, call: Call, used_before: Collection[int] = ()) -> list[bool]:
+@replaces(Reduction, "used")
+def TellsTheUseOfSixtyFour(reduction: Reduction, call: Call, used_before: Collection[int] = ()) -> list[bool]:
     """BUG: ranks tell each other of 64 parameters whether they use them; all others count as used."""
     return [used or index >= 64 for index, used in enumerate(call(used_before))]
 
@@ -109,7 +108,7 @@ def CopiesSmallBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tenso
     return {name: value for name, value in named_module_buffers().items() if value.nbytes <= 2**16}
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: of all parameters and buffers together, the first 64 are copied at construction."""
 
@@ -120,22 +119,22 @@ def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: 
         synchronise_state(with_buffers, group_src)
 
 
-@replaces(Ours, "_synchronise_state", "_sync_buffers")
+@replaces(Ours, "synchronise_state", "_sync_buffers")
 def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
     """BUG: of what does not fit into one broadcast, only the first one is sent."""
-    with mock.patch("ddp_impl.wire.collectives._rounds_of_chunks", _first_chunks):
+    with mock.patch("ddp_impl.wire.collectives.rounds_of_chunks", _first_chunks):
         call(*args)
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
     all_dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    with mock.patch("ddp_impl.wire.collectives._SENT_AS_THEY_ARE", all_dtypes):
+    with mock.patch("ddp_impl.wire.collectives.SENT_AS_THEY_ARE", all_dtypes):
         synchronise_state(with_buffers, group_src)
 
 
-_all_chunks = collectives._rounds_of_chunks
+_all_chunks = collectives.rounds_of_chunks
 
 
 def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[list[Tensor]]]:

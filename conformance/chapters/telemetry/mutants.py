@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from unittest import mock
 
@@ -123,7 +123,7 @@ def TellsRankOfWorld(ddp: Ours, told: Call) -> Data:
 class CountsPauses(Reducer):
     """BUG: the time between forward and backward is counted as time of backward."""
 
-    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         super().prepare_for_backward(outputs)
         self._prepared = now_ns()
 
@@ -166,8 +166,7 @@ class TellsNoTimes(Ours):
 
     def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super().attach_reducer(members)
-        unsampled, reducer = _Unsampled(), self.reducer
-        reducer.telemetry = reducer.reduction.telemetry = reducer.planning.telemetry = unsampled
+        self.reducer.telemetry = self.reducer.reduction.telemetry = _Unsampled()
 
 
 @replaces(BucketPlanning, "log_plan")

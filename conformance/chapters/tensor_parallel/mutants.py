@@ -45,7 +45,7 @@ def AveragesShardsOfAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[
     ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
-@replaces(Ours, "_synchronise_state")
+@replaces(Ours, "synchronise_state")
 def StartsFromOwnShards(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: rows start from their own shards, which are not copied from the first row."""
 
@@ -82,7 +82,7 @@ def TakesAnyMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     init(*args, **kwargs)
 
 
-@replaces(ParameterWatch, "_computed")
+@replaces(ParameterWatch, "computed")
 def TakesComputedForRemoved(watch: ParameterWatch, computed: Call, names: Iterable[str]) -> dict[str, Tensor]:
     """BUG: takes a computed DTensor in the place of a parameter for a parameter that was removed."""
     return {}
