@@ -54,7 +54,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         mean, variance, count = _statistics_of_all(input, group)
         if self.track_running_stats:
             self._track(mean, variance, count)
-        output: Tensor = _NormaliseOverRanks.apply(
+        output: Tensor = NormaliseOverRanks.apply(
             input, self.weight, self.bias, mean, torch.rsqrt(variance + self.eps), count, group
         )
         return output
@@ -125,7 +125,7 @@ def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, 
         return mean, variance, count
 
 
-class _NormaliseOverRanks(torch.autograd.Function):
+class NormaliseOverRanks(torch.autograd.Function):
     """Normalisation by statistics to which the rows of every rank contributed."""
 
     @staticmethod
