@@ -15,12 +15,12 @@ def reducer_diagram() -> str:
     places = [(Progress.IDLE, Run.NONE)]
     arrows: dict[tuple[str, str, str], list[str]] = {}
     for place in places:  # which grows
-        for (*origin, event), (*following, actions) in TRANSITIONS.items():
-            if tuple(origin) == place:
-                progress, run = following
-                places += [(progress, run)] * ((progress, run) not in places)
+        for (progress, run, event), (next_progress, next_run, actions) in TRANSITIONS.items():
+            if (progress, run) == place:
+                following = (next_progress, next_run)
+                places += [following] * (following not in places)
                 done = ", ".join(action.value for action in actions)
-                arrows.setdefault((_name(*place), _name(progress, run), done), []).append(event.value)
+                arrows.setdefault((_name(*place), _name(*following), done), []).append(event.value)
     lines = ["stateDiagram-v2"]
     lines += [f'    state "{progress.value}, {run.value}" as {_name(progress, run)}' for progress, run in places]
     lines.append(f"    [*] --> {_name(*places[0])}")
