@@ -127,6 +127,7 @@ class Fuser:
         }[rules.fusion]
 
     def fuse(self, gradients: list[_Gradient]) -> list[FusedBucket]:
+        """Put one reduction for each bucket of `gradients` into the graph."""
         self._fake_mode = detect_fake_mode([gradient.value for gradient in gradients]) or contextlib.nullcontext()
         fused = []
         cursor: fx.Node | None = None  # where the collective before this one was issued
