@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs training scripts as people write them, with torch's DDP and with ddp_impl, and renews the table docs/clients.md.
+# Runs training scripts as people write them, with torch's DDP and with ddp_impl, and renews the table build/clients.md.
 # Takes half an hour. Installs the scripts' libraries into a separate environment, because nothing else needs them.
 #
 #     bash ci/clients.sh                 # all of fixtures/scripts/clients
@@ -21,4 +21,5 @@ OWN="$ROOT/.cache/clients"
 if ! "$OWN/bin/python" -c "import torchvision" 2> /dev/null; then
     : > "$("$OWN/bin/python" -c 'import importlib.util as i; print(i.find_spec("torchvision").submodule_search_locations[0])')/_meta_registrations.py"
 fi
-"$OWN/bin/python" -m workshop clients --into "${PAGE:-docs/clients.md}" "$@"
+mkdir -p build
+"$OWN/bin/python" -m workshop clients --into "${PAGE:-build/clients.md}" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything about GPUs in one command: smoke; profiles backend, core, gpu and full with one rank and with 2 to 4 on one GPU;
-# step times with one rank; and docs/gpu.md, which says what came of it.
+# step times with one rank; and OUT/gpu.md, which says which verdicts there were.
 #
 #     bash ci/gpu.sh                        # on a machine with a GPU: the backend is nccl
 #     bash ci/gpu.sh --backend sim          # on the simulated device: tests this script
@@ -26,7 +26,8 @@ while [ $# -gt 0 ]; do
         *) echo "unknown argument $1; the top of $0 lists them" >&2; exit 2 ;;
     esac
 done
-OUT="${OUT:-gpu}" PAGE="${PAGE:-$ROOT/docs/gpu.md}" PYTHON="${PYTHON:-python3}"
+OUT="${OUT:-gpu}"
+PAGE="${PAGE:-$OUT/gpu.md}" PYTHON="${PYTHON:-python3}"
 
 if [ -n "$WHEELS" ]; then
     "$PYTHON" -m venv "$ROOT/.venv"

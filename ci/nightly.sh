@@ -43,7 +43,7 @@ else
     echo "No report of last night to compare with."
 fi
 if [ -n "${MUTANTS:-}" ]; then
-    ddp-conformance mutants --out "$NIGHT/detection.md" --kills "$NIGHT/kills.toml" || status=1
+    ddp-conformance mutants --out "$NIGHT/detected.toml" --kills "$NIGHT/kills.toml" || status=1
 fi
 if [ -n "${EXPLORE:-}" ]; then
     ddp-conformance explore --backend "$BACKEND" --no-native --seed "$(date +%Y%m%d)" --examples 20000 --seconds 600 \

@@ -10,6 +10,7 @@ import json
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
@@ -94,8 +95,8 @@ def _integer(digits: str) -> int:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"an object has {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object has {name!r:.80} twice")
     return made
 
 

@@ -77,7 +77,7 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
 
     mistake = ""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a DDP or a backend may lie in the current folder, as for `ddp-conformance run`
+        sys.path.append("")  # a DDP or a backend may lie in the current folder, as for `ddp-conformance run`
     try:
         subject = find_subject(request.config.getoption("--ddp"))
         backend = find_backend(request.config.getoption("--ddp-backend"))

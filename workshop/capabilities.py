@@ -13,10 +13,10 @@ from conformance.scenario import Scenario, leading_requirement
 _MOST_SHOWN = 12
 _HEAD = """# What each capability makes judged
 
-Written by `python -m workshop renew`. A backend declares under `capabilities` what it has beyond what every DDP needs
-([onboarding.md](onboarding.md) says what each means), and is judged by it. What is not declared is not asked: its
-scenarios are UNSUPPORTED. Beside each capability are the scenarios that need it, those of profile `backend` and those
-with a DDP, and the requirements that nobody tries without it. gloo, which every torch has, is the example:
+A backend declares under `capabilities` what it has beyond what every DDP needs
+([reference](adapter_reference.md#capabilities-of-a-backend)). Scenarios that need an undeclared capability are
+UNSUPPORTED. The table counts the scenarios that need each capability, in profile `backend` and with a DDP, and names
+the requirements that no scenario tries without it. gloo, which every torch has, declares:
 
     capabilities=CAPABILITIES - {%(lacking)s}
 

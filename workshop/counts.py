@@ -13,7 +13,7 @@ from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
 
 _HEAD = """\
-# How much the suite holds of what. Made by `python -m workshop renew`; a number that falls is something that was lost.
+# How much the suite holds of what. Made by `python -m workshop renew`; say in the commit why a number falls.
 # `kills` are pairs of a mutant and a requirement that notices it, `deviations` are requirements that torch breaks.
 """
 

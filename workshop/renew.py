@@ -11,9 +11,9 @@ from conformance.cli import EXIT_FAILED
 @click.command("renew", short_help="Rewrite the generated pages of a checkout of this project.")
 @click.option("--check", is_flag=True, help="Only say which pages are stale; exit with 1 if any is.")
 def command(check: bool) -> None:
-    """Rewrite every generated page of this project's repository, and list those that changed.
+    """Rewrite every generated file of this project's repository, and list those that changed.
 
-    Pages that show verdicts of runs are none of them: `bash ci/site.sh` makes these of the reports in results/.
+    `bash ci/site.sh` makes the pages of the site, which the repository does not hold.
 
     \b
     python -m workshop renew

@@ -18,7 +18,7 @@ from conformance.cli.options import NamedPath
     "--into",
     type=NamedPath(dir_okay=False),
     metavar="FILE",
-    help="Renew what this page says of the clients that run, docs/clients.md for example.",
+    help="Renew what this page says of the clients that run, build/clients.md for example.",
 )
 def command(names: tuple[str, ...], into: Path | None) -> None:
     """Run the scripts of fixtures/scripts/clients under torchrun, each with torch's DDP and with ddp_impl.
@@ -28,7 +28,7 @@ def command(names: tuple[str, ...], into: Path | None) -> None:
 
     \b
     python -m workshop clients
-    python -m workshop clients gan zero --into docs/clients.md
+    python -m workshop clients gan zero --into build/clients.md
 
     Exits with 1 when a script's facts differ, other than by a documented fault of torch's DDP.
     """

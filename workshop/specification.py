@@ -12,7 +12,7 @@ _HEAD = """# The specification
 
 What a DistributedDataParallel must do, chapter by chapter. Every requirement has an id that is never used again for
 another one, a level, and the source that it comes from. A subject is conformant at a level when it keeps every
-requirement of that level. Made by `python -m workshop renew`; the requirements are in `conformance/chapters/`.
+requirement of that level. The requirements stand in `conformance/chapters/`.
 
 | chapter | ids | requirements | scenarios | levels |
 |---|---|--:|--:|---|

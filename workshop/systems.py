@@ -8,10 +8,9 @@ from workshop.behaviour_rows import Behaviour
 
 _HEAD = """# Systems
 
-Each system of a DDP is judged twice: by the values that it gives, and by what it is there for. A DDP that reduces all
-gradients when backward is over, or casts every parameter of a module of which it uses one, has the right values.
-In brackets: how many [mutants](detection.md) are there to show that a requirement can fail.
-Made by `python -m workshop renew`; the rows are in `workshop/behaviours.toml`.
+The suite judges each system of a DDP by the values that it gives, and by its purpose: a DDP that reduces all gradients
+when backward is over has the right values, and overlaps nothing. The number in brackets says how many
+[mutants](detection.md) show that the requirement can fail. The rows stand in `workshop/behaviours.toml`.
 
 | system | value | shown by | purpose | shown by |
 |---|---|---|---|---|

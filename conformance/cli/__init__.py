@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 from conformance.cli.lasting_output import LastingOutput
-from conformance.errors import ConformanceError, instance
+from conformance.cli.search_path import search_working_directory
+from conformance.errors import ConformanceError, ReportError, ScenarioError, instance
+from conformance.report.console import printable, say
 from conformance.run.interpreter import check_interpreter, check_working_directory
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -63,15 +65,21 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"conformance.cli.{_MODULES.get(cmd_name, cmd_name)}")
         return instance(module.command, click.Command)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Import the subcommand, and only then let it find what the user names in the shell's folder."""
+        name, command, rest = super().resolve_command(ctx, args)
+        search_working_directory(name or "", rest)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each subcommand does."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand, with the current folder in `sys.path` so that `module:Class` can name a module in it."""
-        if "" not in sys.path:
-            sys.path.insert(0, "")
+        """Run the subcommand; whatever becomes of its output, the exit code says what came of it."""
         output = LastingOutput(sys.stdout)
         with contextlib.redirect_stdout(output):
             try:
@@ -79,14 +87,15 @@ class LazyGroup(click.Group):
                 check_working_directory()
                 return super().invoke(ctx)
             except ConformanceError as error:
-                raise UsageError(str(error)) from error
+                read = isinstance(error, ReportError | ScenarioError)  # what is quoted of a file breaks no line
+                raise UsageError(printable(str(error), lines=not read)) from error
             except KeyboardInterrupt:
-                click.echo("Interrupted.", err=True)
+                say("Interrupted.", err=True)
                 ctx.exit(EXIT_INTERRUPTED)
             finally:
                 output.flush()
                 if output.complaint:
-                    click.echo(output.complaint, err=True)
+                    say(output.complaint, err=True)
                     if ctx.invoked_subcommand not in WITH_FILES:
                         ctx.exit(EXIT_USAGE)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conformance.bench.ratio import slower_than_torch
-from conformance.cli.console import make_console
 from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
+from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
     from conformance.backends.backend import Backend
@@ -138,7 +138,7 @@ def _profile(subject: Subject, backend: Backend, names: Sequence[str], world_siz
             f"{name}: of {step_ms:.1f} ms per step, {own_ms:.1f} in {subject.name} and what it calls in torch"
         )
         for function, calls, num_ms in functions[:_MAX_FUNCTIONS]:
-            console.print(f"  {num_ms:7.2f} ms {calls:8.1f} calls  {function}", highlight=False)
+            console.print(f"  {num_ms:7.2f} ms {calls:8.1f} calls  {function}")
 
 
 def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plots: Path | None, *, gate: bool) -> None:
@@ -149,7 +149,7 @@ def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plo
     console = make_console()
     console.print(f"{subject.name} beside torch's DDP on {backend.name}, {rounds} rounds, costs as ratios")
     curves = measure_growth(
-        subject, backend, rounds=rounds, progress=lambda text: console.print(f"measuring {text} ...", highlight=False)
+        subject, backend, rounds=rounds, progress=lambda text: console.print(f"measuring {text} ...")
     )
     console.print(growth_table(curves))
     _write(out, [asdict(curve) for curve in curves])
@@ -157,11 +157,11 @@ def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plo
         from conformance.report.plots import draw_growth
 
         for path in draw_growth(curves, plots):
-            console.print(f"drawn: {path}", highlight=False)
+            console.print(f"drawn: {path}")
     floors = {curve.plot: curve for curve in curves if curve.contestant == ALONE}
     steeper = steeper_than_linear((curve for curve in curves if curve.contestant == subject.name), floors)
     for sentence in steeper or ("Nothing grows faster than linearly, beyond noise.",):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
     if gate and steeper:
         click.get_current_context().exit(1)
 
@@ -194,7 +194,7 @@ class _Measurement:
         ratios: list[Ratio] = []
         try:
             for name in self.names or (QUICK if compiler is None else tuple(COMPILED_WORKLOADS)):
-                console.print(f"measuring {name} ...", highlight=False)
+                console.print(f"measuring {name} ...")
                 ratios += run(
                     self.subject,
                     self.backend,
@@ -216,9 +216,10 @@ class _Measurement:
         if plots is not None:
             from conformance.report.plots import draw_ratios
 
-            console.print(f"drawn: {draw_ratios(ratios, plots)}", highlight=False)
+            console.print(f"drawn: {draw_ratios(ratios, plots)}")
         if gate and (slower := slower_than_torch(ratios)):
-            click.echo("\n".join(["Slower than torch's DDP:", *slower]), err=True)
+            for line in ["Slower than torch's DDP:", *slower]:
+                say(line, err=True)
             click.get_current_context().exit(1)
 
 

@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED
-from conformance.cli.console import make_console
+from conformance.report.console import make_console
 
 
 @click.command("doctor")
@@ -27,6 +27,6 @@ def command() -> None:
         line = Text.assemble((f"{word:<8}", style), f"{symptom.name:<20} {symptom.detail}")
         console.print(line, soft_wrap=True)
         if not symptom.healthy and symptom.hint:
-            console.print(f"{'':<29}{symptom.hint}", style="dim", soft_wrap=True, highlight=False)
+            console.print(f"{'':<29}{symptom.hint}", style="dim", soft_wrap=True)
     if ill:
         click.get_current_context().exit(EXIT_FAILED)

@@ -13,9 +13,9 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
-from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import NamedPath, jobs_option, subject_options
+from conformance.report.console import make_console, say
 from conformance.report.folder import add_failures_folder, keep_failure
 from conformance.spec.catalogue import load_catalogue
 
@@ -66,7 +66,7 @@ def command(
     """
     add_failures_folder(folder)
     seeds = tuple(dict.fromkeys(seeds)) or (random.randrange(2**32),)
-    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
+    say(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     from conformance.programs.registry import preloads_of
     from conformance.report.progress import SECONDS_BETWEEN_LINES
@@ -94,7 +94,7 @@ def command(
         with shared.here() as zygote, Controller(backend_value, preload=preload, zygote=zygote) as controller:
             yield ScenarioRunner(subject, backend_value, controller, native=not no_native)
 
-    def say(judged: Judged) -> None:
+    def count(judged: Judged) -> None:
         nonlocal num_run, last_said
         num_run += 1
         run = counted(num_run, "training")
@@ -103,20 +103,20 @@ def command(
         now = time.monotonic()
         if not console.is_terminal and now - last_said >= SECONDS_BETWEEN_LINES:
             last_said = now
-            click.echo(f"{run}, {now - began:.0f} s of at most {seconds:.0f} s", err=True)
+            say(f"{run}, {now - began:.0f} s of at most {seconds:.0f} s", err=True)
 
     def show(outcome: Outcome, how_found: str) -> None:
         text = keep_failure(outcome, subject.typed, source, load_catalogue(), folder)
-        console.print(f"{text}\n{how_found}\n", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{text}\n{how_found}\n", soft_wrap=True)
 
     def show_deviation(deviation: Deviation) -> None:
         composed = ", ".join(sorted(deviation.features)) or "nothing but a plain step"
         at_times = "" if deviation.always_fails else " It did not fail every time: replay it with --times."
         show(deviation.outcome, f"Composed of: {composed}. Shrunk from {deviation.drawn}.{at_times}")
 
-    console.print(f"Seeds: {', '.join(map(str, seeds))}", highlight=False, soft_wrap=True)
+    console.print(f"Seeds: {', '.join(map(str, seeds))}", soft_wrap=True)
     with (
-        interrupted_once(),
+        interrupted_once("; failures found so far are kept"),
         closing(ZygoteProcess(None, preload)) as shared,
         console.status("starting ranks") as status,
     ):
@@ -125,12 +125,12 @@ def command(
         shared.await_ready()
         found = explore(
             open_runner, examples=examples, seeds=seeds, world_sizes=world_sizes, budget_s=seconds,
-            most_failures=most_failures, jobs=jobs, on_judged=say, on_deviation=show_deviation,
+            most_failures=most_failures, jobs=jobs, on_judged=count, on_deviation=show_deviation,
         )  # fmt: skip
     for example, outcome in found.unshrunk.items():
         show(outcome, f"This is {example} as it was drawn: the exploration ended before it was shrunk.")
     for line in summary(found):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if isinstance(found.broken_by, KeyboardInterrupt):
         click.get_current_context().exit(EXIT_INTERRUPTED)
     if found.broken_by:

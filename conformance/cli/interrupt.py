@@ -12,17 +12,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def interrupted_once() -> Iterator[None]:
+def interrupted_once(then: str = "") -> Iterator[None]:
     """Within the block, raise `KeyboardInterrupt` at the first SIGINT, SIGTERM or SIGHUP and ignore later ones.
 
-    A CI system sends SIGTERM to a job that it cancels, a closed terminal SIGHUP, and both want the partial report too.
+    `then` says what the command does yet. A CI system sends SIGTERM to a job that it cancels, a closed terminal SIGHUP,
+    and both want the partial report too.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print("\nStopping; the report will hold the results so far.", file=sys.stderr, flush=True)
+            print(f"\nStopping{then}.", file=sys.stderr, flush=True)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}

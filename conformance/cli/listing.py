@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.checkers.explanation import counted
-from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
+from conformance.report.console import make_console, say
 from conformance.spec.catalogue import LEVELS, Requirement, load_catalogue
 from conformance.spec.profile import in_profile, levels_of
 from conformance.spec.quick import QUICK, load_kills, sentence
@@ -62,9 +62,9 @@ def command(
         selection = selection_of(names, chapter, requirement, world_size, keyword, one_per_requirement)
         chosen = selection.apply(everything, catalogue)
         for scenario in chosen:
-            click.echo(scenario.id)
+            say(scenario.id)
         if profile == QUICK and selection == Selection():
-            click.echo(sentence(chosen, load_kills()), err=True)
+            say(sentence(chosen, load_kills()), err=True)
         return
     wanted |= set(names)
     levels = levels_of(profile) if profile else LEVELS
@@ -73,7 +73,7 @@ def command(
     ]
     console = make_console()
     console.print(requirements_table(shown))
-    console.print(f"\n{counted(len(shown), 'requirement')}", highlight=False)
+    console.print(f"\n{counted(len(shown), 'requirement')}")
 
 
 def upstream_table(tests: Iterable[UpstreamTest]) -> Table:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from conformance.cli import EXIT_FAILED
-from conformance.cli.console import make_console
 from conformance.cli.options import NamedPath, jobs_option
 from conformance.errors import ReportError
+from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
     from conformance.mutants.detector import Detection, Found
@@ -29,11 +29,11 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--profile", default="", metavar="LEVEL", help="Only kills by requirements of this level.")
 @click.option("--all-requirements", is_flag=True, help="Also run every other scenario on every mutant; takes hours.")
 @jobs_option
-@click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
+@click.option("--out", type=_FILE, metavar="FILE", help="Write what became of all mutants.")
 @click.option("--keep", type=NamedPath(file_okay=False), metavar="FOLDER", help="Keep there what ranks saw in kills.")
 @click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
 @click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill: what runs begin with.")
-@click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
+@click.option("--into", type=_FILE, metavar="FILE", help="Renew there what became of the mutants that run.")
 def command(
     names: tuple[str, ...],
     chapter: str,
@@ -54,10 +54,10 @@ def command(
     ddp-conformance mutants                        each against the requirements that it is known to break
     ddp-conformance mutants NoDivision StaleBuffers
     ddp-conformance mutants --profile core --all-requirements
-    ddp-conformance mutants --out docs/detection.md
-    ddp-conformance mutants NoDivision --into docs/detection.md
-    ddp-conformance mutants --chapter join --into docs/detection.md
-    ddp-conformance mutants --out docs/detection.md --kills conformance/spec/kills.toml
+    ddp-conformance mutants --out detected.toml
+    ddp-conformance mutants NoDivision --into conformance/mutants/detected.toml
+    ddp-conformance mutants --chapter join --into conformance/mutants/detected.toml
+    ddp-conformance mutants --out detected.toml --kills conformance/spec/kills.toml
     ddp-conformance mutants --keep kept            also keep what ranks saw where a mutant was killed
     ddp-conformance mutants --read kept            what a user reads first of each, and whether it names the bug
 
@@ -66,8 +66,9 @@ def command(
     """
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
+    from conformance.mutants.detected import made_by_all, written
     from conformance.mutants.detector import detect_all
-    from conformance.mutants.page import detection_page, detection_table, made_by_all
+    from conformance.mutants.page import detection_table
     from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
@@ -79,11 +80,11 @@ def command(
     catalogue = load_catalogue()
     if out is not None and (names or profile or chapter):
         raise ReportError(
-            "--out writes a page about all mutants; leave out their names, --profile and --chapter, or say --into"
+            "--out writes about all mutants; leave out their names, --profile and --chapter, or say --into"
         )
     if into is not None and (profile or not (names or chapter)):
         raise ReportError(
-            "--into renews all that a page says of some mutants; name them or a --chapter, and no --profile"
+            "--into renews all that a file says of some mutants; name them or a --chapter, and no --profile"
         )
     before = "" if into is None else _read(into)
     if keep is not None:
@@ -103,18 +104,18 @@ def command(
     )
     console = make_console()
     console.print(detection_table(found))
-    console.print(f"{found.headline}.", highlight=False, soft_wrap=True)
+    console.print(f"{found.headline}.", soft_wrap=True)
     if found.false_alarms:
         for alarm in found.false_alarms:
-            click.echo(f"False alarm: {alarm}.", err=True)
-        click.echo("The verdicts above are void: a DDP or backend without a bug is told from its base.", err=True)
+            say(f"False alarm: {alarm}.", err=True)
+        say("The verdicts above are void: a DDP or backend without a bug is told from its base.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
     if out is not None:
-        _write(detection_page(catalogue, found, made_by_all(*_circumstances())), out)
+        _write(written(found, made_by_all(*_circumstances())), out)
     if kills is not None:
         _write(_with_kills(kills, found, catalogue), kills)
     if into is not None:
-        _write(_renewed(before, found, catalogue), into)
+        _write(_renewed(before, found), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -129,18 +130,17 @@ def _print_readings(folder: Path, names: tuple[str, ...]) -> None:
         raise ReportError(f"{folder} keeps nothing of {', '.join(names)}")
     console = make_console()
     console.print(reading_table(found))
-    console.print(f"{headline(found)}.", highlight=False, soft_wrap=True)
+    console.print(f"{headline(found)}.", soft_wrap=True)
 
 
-def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:
-    """Return the page `before` with what was `found` now in the place of what it had about the same mutants."""
+def _renewed(before: str, found: Found) -> str:
+    """Return the file `before` with what was `found` now in the place of what it had about the same mutants."""
     from conformance.mutants.catalogue import load_deviations, load_mutants
-    from conformance.mutants.page import detection_page, made_by_some
-    from conformance.mutants.printed import found_on, made_on, merged
+    from conformance.mutants.detected import found_in, made_by_some, made_in, merged, written
 
     mutants = load_mutants()
-    whole = merged(found_on(before, mutants, load_deviations()), found, mutants)
-    return detection_page(catalogue, whole, made_by_some(made_on(before), *_circumstances()))
+    whole = merged(found_in(before, mutants, load_deviations()), found, mutants)
+    return written(whole, made_by_some(made_in(before), *_circumstances()))
 
 
 def _with_kills(file: Path, found: Found, catalogue: Catalogue) -> str:
@@ -170,13 +170,13 @@ def _circumstances() -> tuple[dict[str, str], datetime.date]:
 
 
 def _read(page: Path) -> str:
-    from conformance.mutants.printed import made_on
+    from conformance.mutants.detected import made_in
 
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise ReportError(f"cannot read {page}: {error.strerror}; --out writes it anew") from error
-    made_on(text)  # before hours of work: is it a page of detection?
+    made_in(text)  # before hours of work: is it such a file?
     return text
 
 
@@ -190,4 +190,4 @@ def _write(text: str, page: Path) -> None:
 def _say(done: int, total: int, detection: Detection) -> None:
     """Say on standard error how far it got, where a table is to follow."""
     fate, requirement = detection.fate.value, detection.kill.requirement
-    click.echo(f"{done:>4}/{total}  {fate:<10}  {detection.mutant.name}, {requirement}", err=True)
+    say(f"{done:>4}/{total}  {fate:<10}  {detection.mutant.name}, {requirement}", err=True)

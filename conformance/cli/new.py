@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from conformance.cli.starters.starter import KINDS, Starter
+from conformance.report.console import say
 
 
 @click.command("new")
@@ -25,6 +26,6 @@ def command(kind: str, name: str) -> None:
     """
     starter = Starter(kind, name)
     for path in starter.write(Path()):
-        click.echo(f"wrote {path}")
+        say(f"wrote {path}")
     option, module = ("--ddp", "ddp:SUBJECT") if kind == "subject" else ("--backend", "adapter:BACKEND")
-    click.echo(f"Next: cd {name} && ddp-conformance smoke {option} {starter.package}.{module}")
+    say(f"Next: cd {name} && ddp-conformance smoke {option} {starter.package}.{module}")

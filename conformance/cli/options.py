@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,13 @@ class NamedPath(click.Path):
         """Return the path; fail if `value` is empty."""
         if value == "":
             self.fail("an empty path; write . for the working directory", param, ctx)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                self.fail(f"{str(path)[:80]!r} ...: {error.strerror}", param, ctx)
+        return path
 
 
 def subject_options(function: Decorated) -> Decorated:

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
-from conformance.cli.console import make_console
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import NamedPath, subject_options
 from conformance.errors import ScenarioError
+from conformance.report.console import make_console, say
 from conformance.report.failure import result_text
 from conformance.run.report import Report
 from conformance.scenario import MAX_DEADLINE_S, Scenario
@@ -81,7 +81,7 @@ def command(
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
     named(ddp)  # a name that is none is told before torch is imported
-    click.echo(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
+    say(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     with early_zygote() as zygote:
         inspection = Inspection(True, -1 if debugged is None else debugged, terminal)
@@ -130,7 +130,7 @@ def _replayed(
         )
     console = make_console()
     for line in told_by_steps(watched.observations, watched.expected, step):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print()
     return report
 
@@ -154,8 +154,8 @@ def print_replay(console: Console, report: Report, catalogue: Catalogue) -> None
     outcome = report.scenarios[-1]
     for result in outcome.results:
         if result.verdict is Verdict.PASS:
-            console.print(f"PASS    {outcome.id}  subject={result.subject}", highlight=False)
+            console.print(f"PASS    {outcome.id}  subject={result.subject}")
         else:
             console.print(Text(result_text(outcome, result, report.backend, catalogue)), soft_wrap=True)
     if len(report.scenarios) > 1:
-        console.print(f"{len(report.scenarios)} of {report.totals.selected} repetitions ran", highlight=False)
+        console.print(f"{len(report.scenarios)} of {report.totals.selected} repetitions ran")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -14,7 +15,9 @@ from conformance.cli.options import NamedPath
 from conformance.cli.submissions import accept, check
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
+from conformance.report.console import printable, say
 from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
+from conformance.report.plain_file import write_plain
 from conformance.report.read import read_report
 
 _EXISTING = NamedPath()
@@ -48,7 +51,7 @@ def command() -> None:
 @click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
 def summary(report: Path, verbose: bool) -> None:
     """Print a finished report again, as `run` does at its end."""
-    from conformance.cli.console import make_console
+    from conformance.report.console import make_console
     from conformance.report.terminal import print_report
     from conformance.spec.catalogue import load_catalogue
 
@@ -142,10 +145,10 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
     else:
         _write(report_text(merged.report), out)
     for scenario_id in merged.missing:
-        click.echo(f"missing  {scenario_id}", err=True)
+        say(f"missing  {scenario_id}", err=True)
     if merged.missing:
         selected = merged.report.totals.selected
-        click.echo(f"{len(merged.missing)} of {counted(selected, 'scenario')} are in none of the reports.", err=True)
+        say(f"{len(merged.missing)} of {counted(selected, 'scenario')} are in none of the reports.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
 
 
@@ -165,10 +168,10 @@ def site(folders: tuple[Path, ...], out: Path) -> None:
         for name, text in pages.items():
             file = out / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            write_plain(file, text)
     except OSError as error:
         raise ReportError(f"cannot write pages to {out}: {error.strerror}") from error
-    click.echo(f"{counted(len(pages), 'file')} in {out}.")
+    say(f"{counted(len(pages), 'file')} in {out}.")
 
 
 @command.command()
@@ -190,7 +193,7 @@ def diff(before: Path, after: Path, again: Path | None, verbose: bool) -> None:
         raise ReportError(f"{again} has no histories; run with --keep-histories")
     histories = history_lines(left, right, third) if left is not None and right is not None else []
     for line in (*difference_lines(difference, verbose=verbose), *histories):
-        click.echo(_printable(line))
+        say(line)
     if difference.regressed:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -235,7 +238,7 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
     verdicts = {scenario.id: scenario.subject.verdict for scenario in read.scenarios}
     entries = updated(known, circumstances_of(read), verdicts, world_sizes, new)
     _write(known_failures_to_toml(entries), file)
-    click.echo(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
+    say(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
 
 
 @command.command()
@@ -262,7 +265,7 @@ def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> 
         made = joined(read_baseline(onto.read_text(encoding="utf-8")), made, catalogue, digests)
     _write(baseline_to_toml(made), out)
     seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
-    click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
+    say(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
 
 
 for _one in (verify, accept, check):
@@ -276,18 +279,10 @@ def _date(text: str) -> datetime.date:
         raise ReportError(f"--expires must be a date such as 2027-06-30, got {text!r}") from error
 
 
-def _printable(text: str) -> str:
-    """Return `text` without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 def _write(text: str, out: Path | None) -> None:
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(printable(text, lines=True) if sys.stdout.isatty() else text, nl=False)
         return
     if is_report(out) and not begins_as_report(text):
         raise ReportError(f"{out} is a report, whose data would be lost; choose another name for --out")
-    try:
-        out.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ReportError(f"cannot write {out}: {error.strerror}") from error
+    write_plain(out, text)

@@ -15,17 +15,17 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
-from conformance.cli.console import make_console
+from conformance.cli.certified import refuse_to_certify
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.cli.options import NamedPath, jobs_option, selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
+from conformance.report.console import make_console, say
 from conformance.report.folder import (
     check_writable,
-    clear_folder,
-    keep_failure,
+    keep_last,
     sole_writer,
     write_page,
     write_report,
@@ -33,13 +33,14 @@ from conformance.report.folder import (
 from conformance.report.histories import Histories
 from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
+from conformance.report.resumed import found_before
 from conformance.report.terminal import print_report
-from conformance.run.environment import package_version
+from conformance.run.environment import capture_environment, package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
 from conformance.run.outcome import Progress
 from conformance.run.patience import MOST_HANGS, nothing_but_hangs
-from conformance.run.report import Assignment
+from conformance.run.report import Assignment, JudgedSubject, Report
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     help="Only scenarios of this version of the specification, such as 1.0.  [with --certified: the newest]",
 )  # fmt: skip
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
+@click.option("--resume", is_flag=True, help="Go on with the run of this command that ended early, in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option("--keep-histories", is_flag=True, help="Keep what ranks issued and said too, for `report diff`.")
 @click.option(
@@ -127,6 +129,7 @@ def command(
     profile: str,
     spec: str,
     last_failed: bool,
+    resume: bool,
     shard: str,
     keep_histories: bool,
     known_failures: Path | None,
@@ -152,6 +155,7 @@ def command(
     ddp-conformance run --ddp my_pkg:MyDDP --report mine
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --last-failed                    what failed in ./report, again
+    ddp-conformance run --resume                         go on with the run that ended early in ./report
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
@@ -161,7 +165,7 @@ def command(
     ddp-conformance run --profile full --one-per-requirement  a first look at everything, in minutes
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
-    torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
+    torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/hardware.md
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
@@ -172,18 +176,20 @@ def command(
     if certified:
         refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
         spec = spec or known_versions()[-1]  # a certificate names what it was measured by
+    if resume and (certified or last_failed):
+        raise ReportError("--resume goes on with a run: it is no whole one to certify, nor one of what failed")
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     if jobs > 1 and attach:
         raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline, jobs, spec, keep_histories,
+        quiet, verbose, baseline, jobs, spec, resume, keep_histories,
     )  # fmt: skip
     named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     if not quiet:
-        click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
+        say(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
 
@@ -225,35 +231,8 @@ class Request:
     baseline: bool = False
     jobs: int = 1  #: 0 for what the machine has
     spec: str = ""  #: the version of the specification; empty for that of the release
+    resume: bool = False
     keep_histories: bool = False
-
-
-def refuse_to_certify(
-    profile: str,
-    selection: Selection,
-    shard: str,
-    order: str,
-    known_failures: Path | None,
-    baseline: bool,
-    no_native: bool,
-    fail_fast: bool,
-) -> None:
-    """Raise `ReportError` for every option that would make a certified run another one than everybody's."""
-    if profile == QUICK:
-        raise ReportError("profile quick is a part of full, at which nothing conforms; certify core or full")
-    if not profile:
-        raise ReportError("--certified needs a --profile: a certificate says at which level a DDP conforms")
-    narrowed = {
-        str(selection): selection != Selection(),
-        "--shard": bool(shard),
-        "--order": order != LISTED.name,
-        "--expectations": known_failures is not None,
-        "--baseline": baseline,
-        "--no-native": no_native,
-        "--fail-fast": fail_fast,
-    }
-    if given := [option for option, is_given in narrowed.items() if is_given]:
-        raise ReportError(f"--certified runs a whole profile with nothing excused; leave out {', '.join(given)}")
 
 
 def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...]:
@@ -292,7 +271,7 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) 
     except ConformanceError as error:
         if place.index == 0:
             raise
-        click.echo(str(error), err=True)  # nothing was asked wrongly here: the others are gone
+        say(str(error), err=True)  # nothing was asked wrongly here: the others are gone
         return EXIT_FAILED
 
 
@@ -365,22 +344,34 @@ def _judge(
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
+    begun = replace(Report.of(
+        (), (), subject=JudgedSubject(subject.name, subject.target, subject.source), interrupted=True,
+        backend=backend.source or backend.name, num_selected=len(scenarios), selection=assignment, duration_s=0.0,
+        environment={**capture_environment(), "device_type": backend.device_type},
+    ), specification=request.spec)  # fmt: skip
+    earlier = found_before(folder, begun, scenarios) if request.resume else ()
+    known = list(earlier)
+    done = {one.id for one in earlier}
+    scenarios = tuple(one for one in scenarios if one.id not in done) or scenarios[-1:]
     sources = sources_of(subject) if request.certified else {}
     console = make_console()
     if request.profile == QUICK and not request.quiet:
-        console.print(sentence(selected, load_kills()), highlight=False, soft_wrap=True)
+        console.print(sentence(selected, load_kills()), soft_wrap=True)
     if request.order != LISTED:
-        console.print(f"Scenarios are {request.order}.", highlight=False)
+        console.print(f"Scenarios are {request.order}.")
+    if earlier:
+        console.print(f"{counted(len(earlier), 'scenario')} had been judged; the others follow.")
+    if not request.quiet:
+        say("Starting ranks ...", err=True)
     schedules: list[Schedule] = []
     histories = Histories(kept=request.keep_histories)
-    with interrupted_once():
+    with interrupted_once("; the report will hold the results so far"):
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:
-                if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served
-                    clear_folder(folder)
-                if event.outcome is not None and event.outcome.is_failure:
-                    keep_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
+                if (outcome := event.outcome) is not None:
+                    known.append(outcome)
+                    keep_last(known, begun, catalogue, folder, is_first=len(known) == len(earlier) + 1)
                 progress(event)
 
             report = runner.run(
@@ -396,30 +387,34 @@ def _judge(
                 on_observed=histories.keep,
                 **how,
             )
-        report = replace(report, selection=assignment, certified=request.certified, specification=request.spec)
+        report = replace(
+            begun, interrupted=report.interrupted, environment=report.environment, duration_s=report.duration_s
+        ).joined((*earlier, *report.scenarios), catalogue)
+        report = replace(report, certified=request.certified)
         if request.certified:
             if sources != sources_of(subject):
                 raise ReportError("files of the suite or of the DDP under test were changed during the run")
             report = replace(report, environment={**report.environment, "sources": sources})
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
-        if not report.scenarios:
-            clear_folder(folder)
+        if not report.scenarios and (folder / "report.json").exists():
+            console.print(f"No scenario had ended; the report in {folder} is that of an earlier run.")
+            return EXIT_INTERRUPTED
         path = write_report(report, catalogue, folder)
         histories.write(folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
-            console.print(*map(str, schedules), highlight=False, soft_wrap=True)
+            console.print(*map(str, schedules), soft_wrap=True)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
-            console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
+            console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.")
         if report.failures and backend.name != "gloo" and report.subject.name != NO_DDP.name:
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
-            console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
+            console.print(f"To check the backend by itself: {smoke}", soft_wrap=True)
         page = write_page(html_page([report], [folder]), folder)
         if request.certified:
             write_checksums(folder)
-    console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {path}, as a page: {page}", soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
@@ -443,7 +438,7 @@ def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Rati
             progress=lambda workload: console.print(f"measuring {workload} ..."),
         )
     except ConformanceError as error:
-        click.echo(f"Step times could not be compared: {error}", err=True)
+        say(f"Step times could not be compared: {error}", err=True)
     except KeyboardInterrupt:
-        click.echo("Step times were not compared.", err=True)
+        say("Step times were not compared.", err=True)
     return ()

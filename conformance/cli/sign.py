@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from conformance.cli.options import NamedPath
+from conformance.report.console import say
 
 
 @click.command("sign")
@@ -36,4 +37,4 @@ def command(report: Path, key: Path) -> None:
         verify(report, profiles())
     else:
         write_checksums(report)
-    click.echo(f"Signed by {sign(report, key)}.")
+    say(f"Signed by {sign(report, key)}.")

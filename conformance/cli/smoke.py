@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED
-from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.errors import present
+from conformance.report.console import make_console, say
 from conformance.report.lines import broken, print_evidence, print_sentence
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
     work; these cannot break the ladder. Of a DDP that is named by its class it tries every capability, and ends with
     the declaration that leaves out what it lacks. Exits with 1 when a rung breaks.
     """
-    click.echo(f"Checking {backend} with {ddp} ...", err=True)  # at once: torch is imported next
+    say(f"Checking {backend} with {ddp} ...", err=True)  # at once: torch is imported next
 
     from conformance.smoke.ladder import Status, climb
 
@@ -94,7 +94,7 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
     if lacking:
         console.print()
         print_sentence(console, _ADVICE)
-        console.print(f"\n{_declaration(ddp, lacking)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"\n{_declaration(ddp, lacking)}", soft_wrap=True)
     options = _options(backend, f"{_DECLARATION}:SUBJECT" if lacking else ddp)
     print_evidence(console, f"Every rung holds. {_next(backend, options)}")
 

@@ -10,6 +10,7 @@ import click
 from conformance.checkers.explanation import counted
 from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
+from conformance.report.console import say
 
 if TYPE_CHECKING:
     from conformance.report.submission import Suite
@@ -32,7 +33,7 @@ def accept(report: Path, into: Path, unsigned: bool, new_key: bool) -> None:
     from conformance.report.submission import accept as accept_report
 
     place = accept_report(report, into, suite(), unsigned=unsigned, new_key=new_key)
-    click.echo(f"Accepted: {place}. Commit it; `ddp-conformance report check {into}` checks all that is stored.")
+    say(f"Accepted: {place}. Commit it; `ddp-conformance report check {into}` checks all that is stored.")
 
 
 @click.command()
@@ -51,7 +52,7 @@ def check(results: Path, since: Path | None, unsigned: bool) -> None:
         raise ReportError(f"{results} is no folder of stored reports")
     if wrong := check_reports(results, suite(), since, unsigned=unsigned):
         raise ReportError(f"{counted(len(wrong), 'complaint')} about {results}: " + "; ".join(wrong))
-    click.echo(f"{counted(len(list(results.rglob('report.json'))), 'stored report')}, nothing wrong.")
+    say(f"{counted(len(list(results.rglob('report.json*'))), 'stored report')}, nothing wrong.")
 
 
 def suite() -> Suite:

@@ -10,9 +10,9 @@ from rich import progress as bar
 from rich.console import Console
 
 from conformance.cli import EXIT_FAILED
-from conformance.cli.console import make_console
 from conformance.cli.options import NamedPath
 from conformance.errors import ConformanceError
+from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
     from conformance.upstream.launcher import TestRanks
@@ -83,7 +83,7 @@ def command(
         if only_list:
             for name, size in tests.items():
                 excluded = f"  excluded: {exclusions[name]}" if name in exclusions else ""
-                click.echo(f"{name}  {size} ranks{excluded}")
+                say(f"{name}  {size} ranks{excluded}")
             return
         native = _run(console, "torch", ranks, tests, timeout_s, jobs)
     with TestRanks(subject) as ranks:

@@ -12,6 +12,7 @@ from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
+from conformance.report.console import say
 
 if TYPE_CHECKING:
     from conformance.run.report import Report
@@ -50,18 +51,18 @@ def command(report: Path, key: Path | None, rerun: int | None, seed: int | None,
     checked = verify(report, profiles())
     signed_by = signer(report.parent if report.name == "report.json" else report, key)
     torch_version = checked.package_version("torch")
-    click.echo(f"{checked.subject.name} on {checked.backend}, torch {torch_version}: {headline(checked)}.")
-    click.echo(_about_the_subject(checked))
+    say(f"{checked.subject.name} on {checked.backend}, torch {torch_version}: {headline(checked)}.")
+    say(_about_the_subject(checked))
     if rerun is not None:
         seed = random.randrange(2**32) if seed is None else seed
         _run_again(checked, rerun, seed, ddp, backend)
-        click.echo(f"Run again here (--seed {seed}): {counted(rerun, 'scenario')}, the same verdicts.")
+        say(f"Run again here (--seed {seed}): {counted(rerun, 'scenario')}, the same verdicts.")
     if not signed_by:
-        click.echo("Checked: checksums only, unsigned.")
+        say("Checked: checksums only, unsigned.")
     elif key is None:
-        click.echo(f"Checked: checksums, signed by {signed_by}. Whose key that is, only --key can tell.")
+        say(f"Checked: checksums, signed by {signed_by}. Whose key that is, only --key can tell.")
     else:
-        click.echo(f"Checked: checksums, signed by {signed_by}, which is {key}.")
+        say(f"Checked: checksums, signed by {signed_by}, which is {key}.")
     if not checked.is_green:
         click.get_current_context().exit(EXIT_FAILED)
 

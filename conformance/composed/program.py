@@ -151,7 +151,7 @@ def _idle_forwards_may_require_gradients(ctx: RankContext, trainee: Trainee, end
 
     Of synchronised forwards it may require one, which changes nothing else of it, where ranks may be idle: the rank
     must take part in a backward for which it has nothing, and another rank may have something. Only its outputs can
-    bring it there: `docs/decisions/idle_ranks.md`. A parameter that is an output stays the module's own.
+    bring it there: `docs/decisions/order_of_communication.md`. A parameter that is an output stays the module's own.
     """
     synchronised = set(_synchronised_forwards(Training.of(ctx.scenario)))
     alone = ctx.world_size == 1 or not any(ctx.scenario.options.get(name) for name in _ALLOW_IDLE_RANKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 
 from rich.table import Table
@@ -13,30 +12,18 @@ from conformance.spec.catalogue import Catalogue, Chapter
 
 _HEAD = """# Detection
 
-What a suite is worth shows in what it detects. These DDPs and backends are wrong on purpose, each in one way
-(`conformance/mutants/`). A mutant is *killed* by a requirement if a scenario of it fails for the mutant and passes for
-what the mutant was made from, in the same run. It was *not active* if in no scenario its ranks saw anything that those
-of the unmodified one did not: then the bug was never met, and nothing is shown. Mutants were written by the authors of
-the suite, so that the share of those killed says that requirements can fail, not how likely an unknown bug is found.
+Each of these DDPs and backends has one deliberate bug (`conformance/mutants/`, and `mutants.py` of each chapter). A
+requirement *kills* a mutant if a scenario of it fails for the mutant and passes, in the same run, for what the mutant
+was made from. A mutant is *not active* if its ranks never behaved differently from the original's: its bug was not
+exercised, so the result proves nothing. The authors of the suite wrote the mutants. So kills show that requirements can
+fail, and not how likely the suite is to find an unknown bug.
 
 """
 _COLUMNS = "| mutant | made from | the bug | killed by | and by | survived |\n|---|---|---|---|---|---|\n"
-_RENEWED = " Some rows were renewed later, the last "
 _CHAPTERS = (
     "| chapter | requirements | killed a mutant | broken by torch's DDP only | neither | kills |\n"
     "|---|--:|--:|--:|--:|--:|\n"
 )
-
-
-def made_by_all(versions: Mapping[str, str], date: datetime.date) -> str:
-    """Return how a page about a run over all mutants was made; `versions` are those of packages."""
-    return f"Made by `ddp-conformance mutants --out docs/detection.md` {_when(versions, date)}."
-
-
-def made_by_some(before: str, versions: Mapping[str, str], date: datetime.date) -> str:
-    """Return how a page that had been made as `before` says was made, once some of its rows are renewed."""
-    whole = before.partition(_RENEWED)[0]
-    return f"{whole}{_RENEWED}{_when(versions, date)}."
 
 
 def detection_page(catalogue: Catalogue, found: Found, made: str) -> str:
@@ -52,10 +39,6 @@ def detection_page(catalogue: Catalogue, found: Found, made: str) -> str:
         f"{', '.join(sorted(of_torch))}.\n\n## Requirements that nothing here breaks\n\n"
         f"Their scenarios pass; that they could fail is not shown here.\n\n{bare}\n## Mutants\n\n{_COLUMNS}{rows}"
     )
-
-
-def _when(versions: Mapping[str, str], date: datetime.date) -> str:
-    return f"on {date.isoformat()}, with {', '.join(f'{name} {version}' for name, version in versions.items())}"
 
 
 def detection_table(found: Found) -> Table:

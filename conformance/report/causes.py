@@ -161,7 +161,9 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
         return _Sign(Kind.OURS, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
     if (found := lacking(result, outcome.replay)) is not None:
         names = ", ".join(found.names)
-        return _Sign(Kind.UNDECLARED, names, f"It declares {names} and {found.why}.", found.declaration, known=True)
+        return _Sign(
+            Kind.UNDECLARED, names, f"It counts as having {names} and {found.why}.", found.declaration, known=True
+        )
     if first.checker in MISTAKES_BY_CHECKER:
         return _Sign(Kind.BUG, first.checker, *MISTAKES_BY_CHECKER[first.checker], known=True)
     if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):

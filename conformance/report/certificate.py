@@ -15,11 +15,11 @@ from pathlib import Path
 
 from conformance.checkers.explanation import some
 from conformance.errors import ReportError
-from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE, strange_files
-from conformance.report.plain_file import read_plain
-from conformance.report.read import read_report
+from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, REPORT, SIGNATURE, strange_files
+from conformance.report.plain_file import read_plain, write_plain
+from conformance.report.read import report_in
 from conformance.run.environment import package_version
-from conformance.run.outcome import Outcome
+from conformance.run.outcome import Outcome, evidence_of
 from conformance.run.report import Report, counts, summarise
 from conformance.run.sources import hash_of_suite
 from conformance.scenario import Scenario
@@ -42,19 +42,16 @@ def check_folder(folder: Path) -> None:
 def write_checksums(folder: Path) -> Path:
     """Write the checksums of every file in a report's folder and return their path; raises `ReportError`."""
     check_folder(folder)
-    path = folder / CHECKSUMS
-    try:
-        lines = [f"{_sha256(file)}  {name}" for name, file in sorted(_files(folder).items())]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot write checksums to {folder}: {error.strerror}") from error
-    return path
+    lines = [f"{_sha256(read_plain(file, follow=False))}  {name}" for name, file in sorted(_files(folder).items())]
+    write_plain(folder / CHECKSUMS, "\n".join(lines) + "\n")
+    return folder / CHECKSUMS
 
 
-def changed_files(folder: Path) -> tuple[str, ...]:
+def changed_files(folder: Path, report: bytes) -> tuple[str, ...]:
     """Return a sentence for every file in `folder` that is not what the checksums say.
 
-    Raises `ReportError` when there are no checksums or they are malformed.
+    `report` is what `report.json` holds: what is compared must be what is read. Raises `ReportError` when there are no
+    checksums or they are malformed.
     """
     try:
         text = read_plain(folder / CHECKSUMS, follow=False).decode("utf-8")
@@ -78,7 +75,7 @@ def changed_files(folder: Path) -> tuple[str, ...]:
         *(
             f"{name} was changed: its checksum differs"
             for name in sorted(sums.keys() & present.keys())
-            if _sha256(present[name]) != sums[name]
+            if _sha256(report if name == REPORT else read_plain(present[name], follow=False)) != sums[name]
         ),
         *([] if text == canonical else [f"{CHECKSUMS} was changed: it is not laid out as a run writes it"]),
     )
@@ -107,12 +104,10 @@ def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Report
 
     """
     folder = folder.parent if folder.name == "report.json" else folder
-    wrong = list(changed_files(folder))
-    if not wrong:
-        report = read_report(folder)
-        wrong = list(objections(report, profiles))
-        if not wrong:
-            return report
+    content = read_plain(folder / REPORT, follow=False)
+    report = report_in(content, folder / REPORT)
+    if not (wrong := changed_files(folder, content) or objections(report, profiles)):
+        return report
     raise ReportError(f"{folder} is no valid certificate: " + "; ".join(wrong))
 
 
@@ -183,8 +178,9 @@ def about_the_counts(report: Report) -> Iterable[str]:
         yield "its totals do not count its verdicts"
     if report.green != report.is_green:
         yield f"it says green = {str(report.green).lower()}, but its scenarios say otherwise"
+    evidence = evidence_of(report.scenarios)
     for requirement in report.requirements:
-        if requirement != summarise(requirement, report.scenarios):
+        if requirement != summarise(requirement, evidence.get(requirement.id, [])):
             yield f"what it says of {requirement.id} is not what its scenarios say"
     if unsound := [" ".join(map(str, one.compared)) for one in report.performance if not one.is_sound]:
         yield f"{len(unsound)} ratio(s) of step times cannot be: {some(unsound)}"
@@ -198,5 +194,5 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in files.items() if name not in (CHECKSUMS, SIGNATURE, PUBLIC_KEY)}
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(read_plain(path, follow=False)).hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -43,9 +43,8 @@ def result_text(
     Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
     `title` is as in `failure_text`.
     """
-    first, *others = telling(result.verdict, result.findings) or [
-        Finding("runner", result.verdict, "no checker says why")
-    ]
+    found = telling(result.verdict, result.findings) or [Finding("runner", result.verdict, "no checker says why")]
+    first, *others = (replace(one, summary=" ".join(one.summary.splitlines())) for one in found)
     requirement_id = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     if statement and title == in_short(statement):
@@ -68,7 +67,7 @@ def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None)
     if (found := lacking(result, scenario)) is None:
         return ""
     return (
-        f"{result.subject} declares {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
+        f"{result.subject} counts as having {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
         f"\n      {found.declaration}"
     )
 

@@ -1,6 +1,7 @@
 """The report folder: `report.json` for machines, a page for people, and one scenario file per failure for replay.
 
 report/report.json               everything that the run found (`schema_version` says how it is laid out)
+report/report.journal            what a run has found so far
 report/report.html               the same as a page
 report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
 report/failures/<scenario>.txt   why it failed, as the terminal shows it
@@ -16,26 +17,30 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from conformance.codec import encode
 from conformance.errors import ReportError
+from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.journal import JOURNAL, begin_journal, note_outcome
 from conformance.report.packed import packed
+from conformance.report.plain_file import write_plain
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
 HISTORIES = "histories.json.gz"
+REPORT = "report.json"
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
 #: So much of a file says whether it is a report.
 _BEGINNING_BYTES = 200
-#: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
+#: Becomes `report.json`.
 _STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
-OWN_FILES = ("report.json", _STARTED, "report.html", HISTORIES, CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+OWN_FILES = (REPORT, JOURNAL, f"{JOURNAL}.new", _STARTED, "report.html", CHECKSUMS, HISTORIES, SIGNATURE, PUBLIC_KEY)
 
 
 @contextlib.contextmanager
@@ -77,7 +82,7 @@ def check_writable(folder: Path) -> None:
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         report = folder / "report.json"
-        of_a_run = is_report(report) if report.exists() else (folder / _STARTED).exists()
+        of_a_run = is_report(report) if report.exists() else (folder / JOURNAL).exists()
         theirs = [] if of_a_run else [path for path in [*_own_files(folder), *_failures(folder)] if path.exists()]
         if theirs:
             raise ReportError(
@@ -90,16 +95,18 @@ def check_writable(folder: Path) -> None:
         raise _not_writable(folder, error) from error
 
 
-def clear_folder(folder: Path) -> None:
-    """Remove the files and the failures of an earlier run, so that nothing old can pass for a result of this run.
+def begin_report(folder: Path, report: Report, outcomes: Iterable[Outcome]) -> None:
+    """Begin the journal of a run, and remove what an earlier one left: nothing old can pass for a result of this run.
 
-    Raises what `check_writable` does, before anything is removed.
+    `report` is what it is to become, `outcomes` what is known by now. Raises what `check_writable` does, before
+    anything is removed.
     """
     check_writable(folder)
+    begin_journal(folder, report, outcomes)
     try:
         for path in [*_own_files(folder), *_failures(folder)]:
-            path.unlink(missing_ok=True)
-        (folder / _STARTED).touch()
+            if path.name != JOURNAL:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise _not_writable(folder, error) from error
 
@@ -150,8 +157,9 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
             write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
         partial = folder / _STARTED
-        partial.write_text(report_text(report), encoding="utf-8")
+        write_plain(partial, report_text(report))
         os.replace(partial, path)  # a reader never sees half a report
+        (folder / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
         raise ReportError(f"cannot write the report to {folder}: {error.strerror}") from error
     return path
@@ -172,9 +180,21 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         _write_failure(outcome, text, folder)
-    except OSError as error:
-        return f"{text}\nThis could not be written to {folder}: {error.strerror}."
+    except (OSError, ReportError) as error:
+        return f"{text}\nThis could not be written to {folder}: {error}."
     return text
+
+
+def keep_last(known: Sequence[Outcome], begun: Report, catalogue: Catalogue, folder: Path, *, is_first: bool) -> None:
+    """Write down the last of what is `known`; a disk that is full for a while costs no verdict."""
+    if is_first:  # the DDP can be tried: the last report has served
+        begin_report(folder, begun, known)
+    else:
+        with contextlib.suppress(OSError):
+            note_outcome(folder, known[-1])
+    for one in known if is_first else known[-1:]:
+        if one.is_failure:
+            keep_failure(one, begun.subject.typed, begun.backend, catalogue, folder)
 
 
 def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
@@ -183,18 +203,14 @@ def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, fol
 
 def _write_failure(outcome: Outcome, text: str, folder: Path) -> None:
     path = failure_path(folder, outcome.id)
-    path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
-    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    write_plain(path, json.dumps(outcome.replay, indent=2) + "\n")
+    write_plain(path.with_suffix(".txt"), printable(text, lines=True) + "\n")
 
 
 def write_page(text: str, folder: Path) -> Path:
     """Write the report's page into `folder` and return its path; raises `ReportError`."""
-    path = folder / "report.html"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror}; report.json is complete") from error
-    return path
+    write_plain(folder / "report.html", text)
+    return folder / "report.html"
 
 
 def strange_files(folder: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The answer by groups of requirements, the chapters: how many of those that apply passed, undeclared ones apart."""
+"""The answer by groups of requirements, the chapters: how many of those owed passed, undeclared ones apart."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from conformance.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """How many requirements of a chapter passed, of those that apply; `undeclared` ones need what is not declared."""
+    """How many requirements of a chapter passed, of those owed; `undeclared` ones need what is not declared."""
 
     chapter: str
     passed: int
-    applicable: int
+    owed: int
     undeclared: int
 
     def __str__(self) -> str:
-        """Return e.g. `12 of 13, 2 undeclared`."""
-        undeclared = f", {self.undeclared} undeclared" if self.undeclared else ""
-        return f"{self.passed} of {self.applicable}{undeclared}" if self.applicable else f"none{undeclared}"
+        """Return e.g. `12 of 15, 2 undeclared`."""
+        return f"{self.passed} of {self.owed}" + (f", {self.undeclared} undeclared" if self.undeclared else "")
 
 
 def groups_of(report: Report) -> tuple[Group, ...]:
     """Return the groups in the report's order; a requirement that failed as it was known to has not passed."""
     verdicts: dict[str, Counter[Verdict]] = {}
-    for one in report.requirements:
+    for one in report.owed:
         verdicts.setdefault(one.chapter, Counter())[one.subject] += 1
     return tuple(_group(chapter, counts) for chapter, counts in verdicts.items())
 
 
 def all_groups(report: Report) -> Group:
     """Return all requirements as one group."""
-    return _group("all", Counter(one.subject for one in report.requirements))
+    return _group("all", Counter(one.subject for one in report.owed))
 
 
 def _group(chapter: str, counts: Counter[Verdict]) -> Group:
-    undeclared = counts[Verdict.UNSUPPORTED]
-    return Group(chapter, counts[Verdict.PASS], counts.total() - undeclared, undeclared)
+    return Group(chapter, counts[Verdict.PASS], counts.total(), counts[Verdict.UNSUPPORTED])

@@ -48,11 +48,11 @@ def headline(report: Report) -> str:
 
 def kept(report: Report) -> str:
     """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that it does not declare`."""
-    asked = counted(len(report.requirements), "requirement")
+    asked = counted(len(report.owed), "requirement")
     said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
         said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities that it does not declare")
-    if unknown := _number(report, Verdict.UNKNOWN):
+    if unknown := _number(report, Verdict.UNKNOWN) + _number(report, Verdict.HARNESS_ERROR):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)
 
@@ -62,7 +62,7 @@ def _version(report: Report) -> str:
 
 
 def _number(report: Report, verdict: Verdict) -> int:
-    return sum(one.subject is verdict for one in report.requirements)
+    return sum(one.subject is verdict for one in report.owed)
 
 
 def badge_svg(report: Report) -> str:

@@ -30,7 +30,7 @@ from conformance.report.operations import OperationMatrix, operation_matrix
 from conformance.report.ratio_chart import ratio_chart
 from conformance.report.timeline import Timeline, timeline
 from conformance.report.words import CHECKERS
-from conformance.run.outcome import NATIVE, Outcome, combine, evidence_on, verdicts_of
+from conformance.run.outcome import NATIVE, Outcome, combine, evidence_of, verdicts_of
 from conformance.run.report import Report, RequirementSummary
 from conformance.spec.catalogue import load_catalogue
 from conformance.verdict import RankFate, ScenarioResult, Verdict
@@ -323,15 +323,18 @@ def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[st
     for column in columns:
         for requirement in column.report.requirements:
             requirements.setdefault(requirement.id, requirement)
+    evidence = [evidence_of(column.report.scenarios) for column in columns]
     chapters: dict[str, list[MatrixRow]] = {}
     for requirement in requirements.values():
-        cells = tuple(_cell(requirement.id, column, entries) for column in columns)
+        cells = tuple(
+            _cell(requirement.id, column, about.get(requirement.id, []), entries)
+            for column, about in zip(columns, evidence, strict=True)
+        )
         chapters.setdefault(requirement.chapter, []).append(MatrixRow(requirement, cells))
     return chapters
 
 
-def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell:
-    relevant = evidence_on(requirement_id, column.report.scenarios)
+def _cell(requirement_id: str, column: Column, relevant: Sequence[Outcome], entries: Sequence[Entry]) -> Cell:
     excused = [] if column.is_native else [one for one in relevant if one.is_excused]
     total = sum(_verdicts(column, relevant).values())
     if not total:

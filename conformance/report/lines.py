@@ -7,6 +7,8 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
+from conformance.report.console import printable
+
 #: How lines begin that are there to be copied.
 _COPIED = ("Replay", 'File "', "ddp-conformance ")
 #: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
@@ -30,6 +32,7 @@ def broken(console: Console, line: str, indent: int) -> str:
 
     A command stays one line, however long, and so does a place in a file: they are there to be copied.
     """
+    line = printable(line)
     width = console.width if console.is_terminal else min(console.width, _WIDTH_OF_LOGS)
     if len(line) <= width or line.lstrip().startswith(_COPIED):
         return line

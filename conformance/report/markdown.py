@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted, shorten, some
 from conformance.report.causes import Cause, causes_in, statements_of
+from conformance.report.console import printable
 from conformance.report.diff import ReportDiff, compare, difference_lines
 from conformance.report.failure import run_command
 from conformance.report.groups import all_groups, groups_of
@@ -20,7 +20,9 @@ from conformance.run.report import Report
 MAX_CHARACTERS = 60_000
 _MAX_EVIDENCE, _MAX_OTHERS, _MAX_CHANGES = 3_000, 10, 20
 _WORST = 3  # causes that are told before everything else is folded away
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:-])")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]()#+!|~@:.$<>&-]")
+#: GitHub looks for names (@) and issues (#) after it has read entities: a space without width parts them.
+_APART = "&#8203;"
 
 
 def markdown(report: Report, last: Report | None = None) -> str:
@@ -147,18 +149,15 @@ def _fenced(text: str) -> str:
     """Return a code block whose fence is longer than every run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"\n{fence}text\n{text}\n{fence}\n"
+    return f"\n{fence}text\n{printable(text, lines=True)}\n{fence}\n"
 
 
 def as_code(text: str) -> str:
     """Return `text` as code, in which nothing is markup."""
-    return f"<code>{html.escape(_one_line(text) or '?').replace('|', '&#124;')}</code>"
+    return f"<code>{as_text(text) or '?'}</code>"
 
 
 def as_text(text: str) -> str:
-    """Return `text` so that nothing in it is markup."""
-    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", html.escape(_one_line(text), quote=False))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return `text` so that nothing in it is markup, and GitHub finds no name, number or address in it to link to."""
+    text = printable(" ".join(text.split()))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};{_APART * (match[0] in '@#')}", text)

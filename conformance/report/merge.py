@@ -31,7 +31,7 @@ def merge(reports: Sequence[Report]) -> Merged:
         raise ReportError(f"merging takes at least two reports, got {len(reports)}")
     first = reports[0]
     for number, report in enumerate(reports[1:], start=2):
-        _check_alike(first, report, number)
+        check_alike(first, report, f"reports 1 and {number}")
     times = Counter(scenario.id for report in reports for scenario in report.scenarios)
     if repeated := [scenario_id for scenario_id, count in times.items() if count > 1]:
         raise ReportError(
@@ -44,14 +44,15 @@ def merge(reports: Sequence[Report]) -> Merged:
         )
     by_id = {scenario.id: scenario for report in reports for scenario in report.scenarios}
     selected = first.selection.ids or tuple(by_id)
-    if strangers := [scenario_id for scenario_id in by_id if scenario_id not in set(selected)]:
+    if strangers := sorted(by_id.keys() - set(selected)):
         raise ReportError(f"{len(strangers)} scenario(s) were never selected: {some(strangers)}")
     missing = tuple(scenario_id for scenario_id in selected if scenario_id not in by_id)
     scenarios = tuple(by_id[scenario_id] for scenario_id in selected if scenario_id in by_id)
     known = {requirement.id: requirement for report in reports for requirement in report.requirements}
+    chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
     merged = Report.of(
         scenarios,
-        sorted(known.values(), key=lambda one: _position(one.chapter, reports)),
+        sorted(known.values(), key=lambda one: chapters.index(one.chapter)),
         subject=first.subject,
         backend=first.backend,
         num_selected=max(len(selected), sum(report.totals.selected for report in reports)),
@@ -73,7 +74,8 @@ def _whole(parts: Sequence[Assignment]) -> Assignment:
     return whole if same else dataclasses.replace(whole, order="", seed=0)
 
 
-def _check_alike(first: Report, other: Report, number: int) -> None:
+def check_alike(first: Report, other: Report, both: str) -> None:
+    """Raise `ReportError`, about `both`, unless two reports judge the same and may be one."""
     for name, left, right in (
         ("subject", first.subject.target, other.subject.target),
         ("backend", first.backend, other.backend),
@@ -83,13 +85,8 @@ def _check_alike(first: Report, other: Report, number: int) -> None:
         ("specification", first.specification, other.specification),
     ):
         if left != right:
-            raise ReportError(f"reports 1 and {number} differ in {name}: {left or 'none'} and {right or 'none'}")
+            raise ReportError(f"{both} differ in {name}: {left or 'none'} and {right or 'none'}")
     if first.selection.ids != other.selection.ids:
-        raise ReportError(f"reports 1 and {number} are not shards of one run: their selections differ")
+        raise ReportError(f"{both} are not of one run: their selections differ")
     if first.certified or other.certified:
         raise ReportError("a certified report is one whole run; it cannot be merged")
-
-
-def _position(chapter: str, reports: Sequence[Report]) -> int:
-    chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
-    return chapters.index(chapter)

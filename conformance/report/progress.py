@@ -13,6 +13,7 @@ from rich.text import Text
 
 from conformance.checkers.explanation import counted, shorten
 from conformance.report.causes import cause_of
+from conformance.report.console import make_console
 from conformance.report.lines import print_evidence
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
@@ -50,7 +51,7 @@ class ProgressBar:
         self._statements = statements
         self._width_of_name = _WIDTH_OF_NAME if console.width >= _WIDTH_WITH_BAR else _WIDTH_OF_NAME_ALONE
         self._runs = ""  # the scenario that began last
-        self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
+        self._lines = None if console.is_terminal else make_console(stderr=True)
         self._said = 0.0
         self._total = len(scenarios)
         self._forecast = _Forecast(scenarios)
@@ -100,7 +101,7 @@ class ProgressBar:
         self._said = self._said or self._started
         if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
-            self._lines.print(self._line(event.done))
+            self._lines.print(self._line(event.done), soft_wrap=True)
 
     def _note_failure(self, outcome: Outcome) -> None:
         self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
@@ -120,7 +121,7 @@ class ProgressBar:
         self._causes.add(said)
         line = Text(f"{outcome.failed_result.verdict.value}  {outcome.id}: {said}")
         if self._lines is not None:
-            self._lines.print(line)
+            self._lines.print(line, soft_wrap=True)
         else:
             self._progress.console.print(line, no_wrap=True, overflow="ellipsis")
 

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError, instance
+from conformance.report.console import printable
+from conformance.report.journal import JOURNAL, read_journal
 from conformance.report.packed import unpacked
 from conformance.report.plain_file import read_plain
 from conformance.run.report import SCHEMA_VERSION, Report
 
+#: No name and no sentence has more.
+_MOST_CHARACTERS = 2000
+
 
 def read_report(path: Path) -> Report:
-    """Return the report in `path`, which is a `report.json` or the folder that holds one.
+    """Return the report in `path`, which is a `report.json` or the folder that holds one, or the journal of a run.
 
     Raises:
         ReportError: the file cannot be read, is truncated, is of another schema version, or a field has the wrong type
@@ -25,13 +31,21 @@ def read_report(path: Path) -> Report:
 
     """
     if path.is_dir():
-        path = path / "report.json"
+        folder, path = path, path / "report.json"
+        if not path.exists() and (folder / JOURNAL).exists():  # the run was killed
+            report = read_journal(folder / JOURNAL)
+            if mistake := next(chain(_unfit(report), _impossible(report)), ""):
+                raise ReportError(f"{folder / JOURNAL}: {mistake}")
+            return report
+    return report_in(read_plain(path), path)
+
+
+def report_in(content: bytes, path: Path) -> Report:
+    """Return the report in what the file `path` holds; raises `ReportError` as `read_report` does."""
     try:
-        text = read_plain(path).decode("utf-8")
+        return parse_report(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} is not a report: it is not UTF-8 text") from error
-    try:
-        return parse_report(text)
     except ReportError as error:
         raise ReportError(f"{path}: {error}") from error
 
@@ -51,7 +65,7 @@ def parse_report(text: str) -> Report:
         report = instance(decode(unpacked(data), Report), Report)
     except MismatchError as error:
         raise ReportError(str(error)) from error
-    if mistake := next(_impossible(report), ""):
+    if mistake := next(chain(_unfit(report), _impossible(report)), ""):
         raise ReportError(mistake)
     return report
 
@@ -70,6 +84,34 @@ def _impossible(report: Report) -> Iterator[str]:
                 if len(found) != 2 or not 0 <= found[1] <= found[0]:
                     where = f"scenarios[{index}].tried.{operation}.{name}"
                     yield f"{where}: must be how many cells there are and how many are wrong, got {list(found)}"
+
+
+def _unfit(report: Report) -> Iterator[str]:
+    """Yield which names are not one line of text, and which scenarios to replay are none."""
+    for path, name in _names(report):
+        if len(name) > _MOST_CHARACTERS or printable(name) != name:
+            yield f"{path}: must be a line of at most {_MOST_CHARACTERS} printable characters, got {name!r:.80}"
+    for index, scenario in enumerate(report.scenarios):
+        for name, kind in (("options", dict), ("arguments", dict), ("needs", list)):
+            value = (scenario.replay or {}).get(name, kind())
+            if type(value) is not kind or not all(type(one) is str for one in value):
+                yield f"scenarios[{index}].replay.{name}: must be as a scenario has it, got {value!r:.80}"
+
+
+def _names(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of every name; other texts may have several lines."""
+    subject, selection = report.subject, report.selection
+    yield from (("subject.name", subject.name), ("subject.target", subject.target), ("subject.source", subject.source))
+    yield from (("backend", report.backend), ("specification", report.specification))
+    yield from (("selection.profile", selection.profile), ("selection.order", selection.order))
+    yield from (("selection.shard", selection.shard), *(("selection.ids", one) for one in selection.ids))
+    for one in report.requirements:
+        yield from (("requirements.id", one.id), ("requirements.chapter", one.chapter))
+        yield from (("requirements.level", one.level), ("requirements.statement", one.statement))
+    for each in report.scenarios:
+        yield from (("scenarios.id", each.id), ("scenarios.contaminated_by", each.contaminated_by))
+        yield from (("scenarios.requirements", name) for name in each.requirements)
+        yield from (("scenarios.results.subject", result.subject) for result in each.results)
 
 
 def _amounts(report: Report) -> Iterator[tuple[str, float]]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.checkers.explanation import counted
 from conformance.errors import ReportError
 from conformance.report.headline import badge_svg, headline
-from conformance.report.markdown import as_code, as_text
+from conformance.report.markdown import as_text
 from conformance.report.read import read_report
 from conformance.run.report import Report
 from conformance.verdict import Verdict
@@ -40,19 +41,19 @@ class Stored:
 
 def stored_reports(folders: Iterable[Path]) -> tuple[Stored, ...]:
     """Return the reports below `folders`, the oldest first; raises `ReportError` for none, and for one without date."""
-    files = sorted({file for folder in folders for file in folder.rglob("report.json")})
-    if not files:
+    places = sorted({file.parent for folder in folders for file in folder.rglob("report.json*")})
+    if not places:
         raise ReportError("there is no report.json below the given folders: `ddp-conformance run --report FOLDER`")
-    stored = [Stored(_date_of(report, file), report) for file in files for report in [read_report(file)]]
+    stored = [Stored(_date_of(report, place), report) for place in places for report in [read_report(place)]]
     return tuple(sorted(stored, key=lambda one: (one.date, one.name, one.column)))
 
 
-def _date_of(report: Report, file: Path) -> datetime.date:
-    told = _DATE.findall(str(report.environment.get("date", ""))) or _DATE.findall(file.as_posix())
+def _date_of(report: Report, place: Path) -> datetime.date:
+    told = _DATE.findall(str(report.environment.get("date", ""))) or _DATE.findall(place.as_posix())
     try:
         return datetime.date.fromisoformat(told[-1])
     except (IndexError, ValueError) as error:
-        raise ReportError(f"{file} has no date: store it in a folder that is called by it, as 2026-11-21") from error
+        raise ReportError(f"{place} has no date: store it in a folder that is called by it, as 2026-11-21") from error
 
 
 def results_pages(stored: Sequence[Stored]) -> Mapping[str, str]:
@@ -123,12 +124,15 @@ def _over_time(history: Sequence[Stored]) -> list[str]:
     columns = [{one.id: one.subject for one in each.report.requirements} for each in history]
     head = [f"| requirement | {' | '.join(as_text(one.column) for one in history)} |", "|---|" + "---|" * len(history)]
     names = dict.fromkeys(name for column in columns for name in column)
+    told = [name for name in names if any(each.get(name) is not Verdict.PASS for each in columns)]
     rows = [
-        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in names
+        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in told
     ]
-    return [*head, *rows]
+    kept = f"{counted(len(names) - len(told), 'requirement')} passed in every run."
+    return [kept, "", *head, *rows] if rows else [kept]
 
 
 def _linked(requirement: str) -> str:
     """Return a link to the page of a requirement, as the site has it."""
-    return f"[{as_text(requirement)}](../requirements/{requirement}.md)" if requirement.isascii() else as_code("?")
+    name = as_text(requirement)
+    return f"[{name}](../requirements/{requirement}.md)" if re.fullmatch("[A-Z][A-Z0-9]*-[0-9]+", requirement) else name

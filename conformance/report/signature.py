@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from conformance.errors import ReportError
 from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE
-from conformance.report.plain_file import read_plain
+from conformance.report.plain_file import read_plain, write_plain
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -30,11 +30,8 @@ def sign(folder: Path, key_file: Path) -> str:
 
     """
     key = _private_key(key_file)
-    try:
-        (folder / SIGNATURE).write_bytes(key.sign(read_plain(folder / CHECKSUMS, follow=False)))
-        (folder / PUBLIC_KEY).write_bytes(_pem(key.public_key()))
-    except OSError as error:
-        raise ReportError(f"cannot write the signature to {folder}: {error.strerror}") from error
+    write_plain(folder / SIGNATURE, key.sign(read_plain(folder / CHECKSUMS, follow=False)))
+    write_plain(folder / PUBLIC_KEY, _pem(key.public_key()))
     return fingerprint(key.public_key())
 
 

@@ -1,16 +1,18 @@
 """Stored reports: what `results/` holds, where in it a report lies, and which report is taken in.
 
-results/SUBJECT/BACKEND/torch-VERSION/DATE-PROFILE/report.json
+results/SUBJECT/BACKEND/torch-VERSION/DATE-PROFILE/report.json.gz
 results/SUBJECT/BACKEND/torch-VERSION/DATE-PROFILE/SHA256SUMS, SHA256SUMS.sig, SHA256SUMS.pub
 
-PROFILE is `selection` where the run had none. The checksums are those of the folder that `ddp-conformance sign` signed;
-of its files only the report is kept. A report from a stranger is data: it is read and compared, nothing of it is run.
+PROFILE is `selection` where the run had none. The checksums are those of the folder that `ddp-conformance sign` signed,
+of the report before it is compressed; of its files only the report is kept. A report from a stranger is data: it is
+read and compared, nothing of it is run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gzip
 import hashlib
 import os
 import re
@@ -23,11 +25,12 @@ from pathlib import Path, PurePosixPath
 from conformance.checkers.explanation import some
 from conformance.errors import ReportError
 from conformance.report.certificate import about_the_counts, strange_scenarios
-from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE
+from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, REPORT, SIGNATURE
 from conformance.report.plain_file import read_plain
 from conformance.report.read import parse_report
 from conformance.report.signature import signer
 from conformance.run.environment import package_version
+from conformance.run.outcome import evidence_of
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -37,8 +40,10 @@ from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import KNOWN
 from conformance.verdict import Verdict
 
-REPORT = "report.json"
-FILES = (REPORT, CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+COMPRESSED = f"{REPORT}.gz"
+SIGNED = (CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+#: The files of a stored report, which earlier releases did not compress.
+FILES = (COMPRESSED, REPORT, *SIGNED)
 #: Several times a report of all scenarios; a reviewer's machine reads no more of a stranger's.
 MOST_BYTES = 32 * 2**20
 
@@ -76,7 +81,7 @@ def read_submission(folder: Path) -> Submission:
         report = parse_report(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ReportError("the report is not UTF-8 text") from error
-    if not any((folder / name).exists() for name in FILES[1:]):
+    if not any((folder / name).exists() for name in SIGNED):
         return Submission(report, "")
     sums = read_plain(folder / CHECKSUMS, follow=False, most_bytes=MOST_BYTES).decode("utf-8", "replace").splitlines()
     if f"{hashlib.sha256(content).hexdigest()}  {REPORT}" not in sums:
@@ -109,6 +114,8 @@ def accept(folder: Path, results: Path, suite: Suite, *, unsigned: bool = False,
         if wrong:
             raise ReportError(f"{folder} is not accepted: " + "; ".join(wrong))
         try:
+            (copy / COMPRESSED).write_bytes(gzip.compress((copy / REPORT).read_bytes(), mtime=0))
+            (copy / REPORT).unlink()
             target.parent.mkdir(parents=True, exist_ok=True)
             os.rename(copy, target)
         except OSError as error:
@@ -228,7 +235,8 @@ def _about_the_scenarios(report: Report, suite: Suite) -> Iterator[str]:
 
 
 def _about_the_requirements(report: Report, catalogue: Catalogue) -> Iterator[str]:
-    ours = {one.id: one for each in catalogue if (one := summarise(each, report.scenarios)).scenarios}
+    evidence = evidence_of(report.scenarios)
+    ours = {each.id: summarise(each, evidence[each.id]) for each in catalogue if each.id in evidence}
     theirs = {one.id: one for one in report.requirements}
     if missing := [name for name in ours if name not in theirs]:
         yield f"its list of requirements lacks {len(missing)} that its scenarios speak of: {some(missing)}"
@@ -268,11 +276,16 @@ def _about_the_key(submission: Submission, results: Path) -> Iterator[str]:
 
 
 def _folders(results: Path) -> Sequence[Path]:
-    return sorted(file.parent for file in results.rglob(REPORT))
+    return sorted({file.parent for name in (REPORT, COMPRESSED) for file in results.rglob(name)})
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {name: read_plain(folder / name, follow=False) for name in FILES if (folder / name).is_file()}
+    """Return what a stored report says, by file: to compress it is no change."""
+    return {
+        name: read_plain(folder / name, follow=False)
+        for name in (REPORT, *SIGNED)
+        if (folder / name).is_file() or (name == REPORT and (folder / COMPRESSED).is_file())
+    }
 
 
 def _strange_files(results: Path) -> Iterator[str]:
@@ -283,8 +296,8 @@ def _strange_files(results: Path) -> Iterator[str]:
             yield f"{name} is a symbolic link: send the file itself"
         elif not path.is_dir() and name not in _NOTES and (len(parts) != _DEPTH or parts[-1] not in FILES):
             yield f"{name} is no file of a stored report, which are {', '.join(FILES)} of SUBJECT/BACKEND/torch/DATE"
-        elif len(parts) == _DEPTH - 1 and not (path / REPORT).is_file():
-            yield f"{name} holds no {REPORT}"
+        elif len(parts) == _DEPTH - 1 and not any((path / one).is_file() for one in (REPORT, COMPRESSED)):
+            yield f"{name} holds no {COMPRESSED}"
 
 
 @contextlib.contextmanager
@@ -293,7 +306,7 @@ def _copied(folder: Path, results: Path) -> Iterator[Path]:
     folder = folder.parent if folder.name == REPORT else folder
     contents = {
         name: read_plain(folder / name, follow=False, most_bytes=MOST_BYTES)
-        for name in FILES
+        for name in (REPORT, *SIGNED)
         if name == REPORT or os.path.lexists(folder / name)
     }
     try:

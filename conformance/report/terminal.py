@@ -14,6 +14,7 @@ from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.unconnected import TRIED_AGAIN
 from conformance.report.causes import Cause, Kind, causes_of, in_short
+from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, last_failed_command, replay_command
 from conformance.report.groups import all_groups, groups_of
 from conformance.report.headline import kept
@@ -23,7 +24,7 @@ from conformance.run.outcome import (
     combine,
     combined_text,
     counts_text,
-    evidence_on,
+    evidence_of,
     reasons_unsupported,
     subjects_text,
     verdicts_of,
@@ -44,6 +45,7 @@ STYLES = {
 
 #: So many causes of failures are shown with their evidence at the end of a run.
 NUM_WHOLE = 3
+_WIDTH_OF_EVIDENCE = 240  # that of the first line of each other one
 _NUM_REASONS = 5  # why scenarios were UNSUPPORTED
 
 
@@ -100,6 +102,7 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
     table.add_column(report.short_name, no_wrap=True)
     if with_native:
         table.add_column("torch's DDP", no_wrap=True)
+    evidence = evidence_of(report.scenarios)
     for chapter in catalogue.chapters:
         rows = [requirement for requirement in report.requirements if requirement.chapter == chapter.name]
         if not rows:
@@ -109,7 +112,7 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
         relevant = [outcome for outcome in report.scenarios if outcome.chapter == chapter.name]
         table.add_row(chapter.prefix, Text(chapter.title), *_cells(relevant, with_native), style="bold")
         for row in rows:
-            relevant = evidence_on(row.id, report.scenarios)
+            relevant = evidence.get(row.id, [])
             table.add_row(row.id, Text(row.statement), *_cells(relevant, with_native))
     return table
 
@@ -168,8 +171,8 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     causes = causes_of(report)
     if causes:
         said = f"{counted(len(report.failures), 'failure')}, {counted(len(causes), 'cause')}:"
-        console.print(said, style="bold", highlight=False)
-    rows = {row.id: row for row in report.requirements}
+        console.print(said, style="bold")
+    rows = {row.id: row for row in report.owed}
     for number, cause in enumerate(causes[:whole], start=1):
         _print_cause(console, cause, number, rows, catalogue)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
@@ -177,12 +180,12 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print()
     for number, cause in enumerate(causes[whole:], start=whole + 1):
         _print_cause(console, cause, number, rows, catalogue)
-    if causes[whole:]:
-        why = failure_path(folder, "*").with_suffix(".txt")
-        console.print(f"\nWhy: {why}, or run with --verbose.", highlight=False, soft_wrap=True)
+        seen = next((one.explanation for one in cause.best.failed_result.findings_that_tell if one.explanation), "")
+        print_sentence(console, f"      {shorten(seen, _WIDTH_OF_EVIDENCE) or shorten(cause.best.why)}", indent=6)
+        console.print(f"      {failure_path(folder, cause.best.id).with_suffix('.txt')}", soft_wrap=True)
     if causes:
         again = last_failed_command(report.subject.typed, report.backend, folder)
-        console.print(f"After a mend: {again}\n", highlight=False, soft_wrap=True)
+        console.print(f"After a mend: {again}\n", soft_wrap=True)
 
 
 def _print_cause(
@@ -208,11 +211,9 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     """Print the last lines of a run: counts, times and the answer; with `notes` what trainings have reached."""
     for outcome in report.scenarios if notes else ():
         for note in outcome.notes:
-            console.print(Text(f"{outcome.id}: {note}"), soft_wrap=True)
+            console.print(printable(f"{outcome.id}: {note}"), soft_wrap=True)
     for world_size, ms in report.median_warm_scenario_ms.items():
-        console.print(
-            f"median warm scenario at world size {world_size}: {ms:.1f} ms, others beside it", highlight=False
-        )
+        console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms, others beside it")
     totals = report.totals
     several = any(len(outcome.requirements) > 1 for outcome in report.scenarios)
     console.print(
@@ -220,16 +221,17 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         f" {counted(totals.requirements, 'requirement')}{' (one scenario may serve several)' * several}",
         highlight=False,
     )
-    console.print(f"{report.short_name}: {report.counts}", highlight=False)
+    console.print(f"{report.short_name}: {report.counts}")
     if report.native_verdicts:
-        console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
+        console.print(f"torch's DDP: {counts_text(report.native_verdicts)}")
     _print_unsupported(console, report)
     again = [one for each in report.scenarios for one in each.subject.findings if one.summary.startswith(TRIED_AGAIN)]
     if again:
         said = f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}."
         print_sentence(console, said)
     for outcome in report.contaminated:
-        console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
+        said = printable(f"{outcome.id}: {outcome.subject.findings[0].summary}")
+        console.print(said, style="bold red", soft_wrap=True)
     if not report.is_complete:
         console.print(
             f"Incomplete: {report.num_not_run} of {counted(totals.selected, 'scenario')} did not run.",
@@ -240,13 +242,13 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
         whole = " It keeps all that it declares to have." if report.verdicts[Verdict.UNSUPPORTED] else ""
-        console.print(f"{report.short_name} {kept(report)}.{whole}", style="bold green", highlight=False)
+        console.print(f"{report.short_name} {kept(report)}.{whole}", style="bold green")
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:
-        console.print(_nothing_passed(report), style="bold red", highlight=False)
+        console.print(_nothing_passed(report), style="bold red")
     else:
-        console.print(f"{_failed(report)}. {report.short_name} {kept(report)}.", style="bold red", highlight=False)
+        console.print(f"{_failed(report)}. {report.short_name} {kept(report)}.", style="bold red")
 
 
 def _failed(report: Report) -> str:
@@ -262,15 +264,15 @@ def _print_unsupported(console: Console, report: Report) -> None:
     reasons = reasons_unsupported(report.scenarios)
     if not reasons:
         return
-    console.print("UNSUPPORTED, and so not judged:", highlight=False)
+    console.print("UNSUPPORTED, and so not judged:")
     for reason, count in reasons[:_NUM_REASONS]:
         print_sentence(console, f"{count:>6}  {shorten(reason)}", indent=8)
     if others := reasons[_NUM_REASONS:]:
         rest = counted(len(others), "other reason")
-        console.print(f"{sum(count for _, count in others):>6}  for {rest}; the page has them", highlight=False)
+        console.print(f"{sum(count for _, count in others):>6}  for {rest}; the page has them")
     if any(" declares no " in reason for reason, _ in reasons):
         advice = "To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend."
-        console.print(advice, highlight=False)
+        console.print(advice)
 
 
 def _nothing_passed(report: Report) -> str:

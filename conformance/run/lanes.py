@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError, instance
+from conformance.workers.forked import die_with
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -81,8 +82,9 @@ def in_lanes(work: Work[Task, Result], batches: Iterable[Sequence[Task]], jobs: 
     try:
         for _ in range(jobs):
             ours, theirs = Pipe()
-            pid = os.fork()
+            parent, pid = os.getpid(), os.fork()
             if pid == 0:
+                die_with(parent)  # at once, and not when it is next asked for something: it holds the report's lock
                 for other in [ours, *lanes]:
                     other.close()  # else the lanes would keep each other from noticing that this process is gone
                 _live(work, theirs)

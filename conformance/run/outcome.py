@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -172,9 +172,14 @@ def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
     return Verdict.UNSUPPORTED if not set(verdicts) - {Verdict.UNSUPPORTED} else worst
 
 
-def evidence_on(requirement: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return what `outcomes` say of one requirement: those that do, with their verdicts on it."""
-    return [about for outcome in outcomes if (about := outcome.about(requirement)) is not None]
+def evidence_of(outcomes: Iterable[Outcome]) -> Mapping[str, list[Outcome]]:
+    """Return by requirement what `outcomes` say of it: those that do, with their verdicts on it."""
+    found: defaultdict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        for requirement in dict.fromkeys((*outcome.requirements, *outcome.subject.broken)):
+            if (about := outcome.about(requirement)) is not None:
+                found[requirement].append(about)
+    return found
 
 
 def combined_text(verdicts: Mapping[Verdict, int]) -> str:

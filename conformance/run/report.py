@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted
-from conformance.run.outcome import Outcome, combine, counts_text, evidence_on, verdicts_of
-from conformance.spec.catalogue import Requirement
+from conformance.run.outcome import Outcome, combine, counts_text, evidence_of, verdicts_of
+from conformance.spec.catalogue import LEVELS, Requirement
+from conformance.spec.profile import levels_of
 from conformance.verdict import Verdict
 
 SCHEMA_VERSION = 1
@@ -125,7 +126,8 @@ class Report:
         Of `requirements` it holds those that some scenario exercised.
         """
         outcomes = tuple(outcomes)
-        summaries = tuple(one for each in requirements if (one := summarise(each, outcomes)).scenarios)
+        evidence = evidence_of(outcomes)
+        summaries = tuple(summarise(each, evidence[each.id]) for each in requirements if each.id in evidence)
         subjects, natives = verdicts_of(one.subject for one in outcomes), verdicts_of(one.native for one in outcomes)
         totals = Totals(num_selected, len(outcomes), len(summaries), counts(subjects), counts(natives))
         report = Report(
@@ -148,6 +150,18 @@ class Report:
         )
         return replace(report, green=report.is_green)
 
+    def joined(self, others: Iterable[Outcome], requirements: Iterable[Requirement | RequirementSummary]) -> Report:
+        """Return this report with the outcomes of others besides, of a run of the same scenarios that ended early."""
+        found = {one.id: one for one in (*others, *self.scenarios)}
+        place = {scenario_id: number for number, scenario_id in enumerate(self.selection.ids)}
+        whole = Report.of(
+            sorted(found.values(), key=lambda one: place.get(one.id, len(place))), requirements, subject=self.subject,
+            backend=self.backend, num_selected=self.totals.selected, interrupted=self.interrupted,
+            environment=self.environment, duration_s=self.duration_s, selection=self.selection,
+            performance=self.performance,
+        )  # fmt: skip
+        return replace(whole, specification=self.specification)
+
     @property
     def short_name(self) -> str:
         """The subject's name without its module."""
@@ -165,6 +179,13 @@ class Report:
         A verdict that depended on what ran before shows none either.
         """
         return self.is_complete and not self.failures and not self.contaminated and self.verdicts[Verdict.PASS] > 0
+
+    @property
+    def owed(self) -> tuple[RequirementSummary, ...]:
+        """The requirements that a DDP owes at the level of the run; a scenario may be evidence for others as well."""
+        profile = self.selection.profile
+        levels = levels_of(profile) if profile in LEVELS else LEVELS
+        return tuple(one for one in self.requirements if one.level in levels)
 
     @property
     def contaminated(self) -> tuple[Outcome, ...]:
@@ -224,9 +245,8 @@ class Report:
         return str(sources.get(of, "")) if isinstance(sources, Mapping) else ""
 
 
-def summarise(requirement: Requirement | RequirementSummary, outcomes: Iterable[Outcome]) -> RequirementSummary:
+def summarise(requirement: Requirement | RequirementSummary, relevant: Sequence[Outcome]) -> RequirementSummary:
     """Return `requirement` with count and verdicts of the outcomes that give evidence for it."""
-    relevant = evidence_on(requirement.id, outcomes)
     native = verdicts_of(outcome.native for outcome in relevant)
     return RequirementSummary(
         requirement.id,

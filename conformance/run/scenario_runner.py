@@ -25,6 +25,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
+from conformance.workers.hearing import LOST
 
 #: Called with what the ranks of the subject observed.
 OnObserved = Callable[[Scenario, Mapping[int, Observation]], None]
@@ -160,15 +161,15 @@ class ScenarioRunner:
         return settlement.of(attempt, lambda result: self._is_known(scenario, result)).then(told)
 
     def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
-        """Return the attempt, or another one on fresh ranks if its ranks could not connect, and what is to be told.
+        """Return the attempt, or another one on fresh ranks if its ranks came to no end, and what is to be told.
 
-        A busy machine has ranks give up before a scenario begins, which says nothing of what the scenario is about.
+        A busy machine has ranks give up before a scenario begins, and its kernel may kill what forks ranks: that says
+        nothing of what the scenario is about.
         """
-        if not (why := unconnected(attempt.observations)):
+        if not (why := _never_judged(attempt)):
             return attempt, ""
         again = self._start(attempt.scenario, attempt.subject, fresh=True).wait()
-        now = "those could not either" if unconnected(again.observations) else "those could"
-        return again, f"{TRIED_AGAIN}: {why}; {now}"
+        return again, f"{TRIED_AGAIN}: {why}; {'the same there' if _never_judged(again) else 'not there'}"
 
     def _try_again(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
         if fresh:  # what has failed may have left something behind
@@ -217,6 +218,12 @@ class ScenarioRunner:
             )  # fmt: skip
 
         return Pending(attempt)
+
+
+def _never_judged(attempt: Attempt) -> str:
+    """Return why the ranks never came to an end of their own, or to a beginning; empty if they did."""
+    lost = (one.fate.detail for one in attempt.observations.values() if LOST in one.fate.detail)
+    return unconnected(attempt.observations) or next(lost, "")
 
 
 def _run_by(scenario: Scenario, subject: Subject) -> Subject:

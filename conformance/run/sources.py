@@ -36,7 +36,10 @@ def hash_of_package(name: str) -> str:
         SubjectError: the package is not installed, or has no files.
 
     """
-    spec = importlib.util.find_spec(name)  # of a top-level name, this imports nothing
+    try:
+        spec = importlib.util.find_spec(name)  # of a top-level name, this imports nothing
+    except ValueError:  # no name of a module, or that of one without files, such as `__main__`
+        spec = None
     found = spec and ([Path(folder) for folder in spec.submodule_search_locations or ()] or [Path(spec.origin or "")])
     files = sorted(_files(found or []))
     if not files:

@@ -110,13 +110,15 @@ def climb(
     except BackendError as error:
         yield _broken("import", "the backend is found", f"{error}", "Correct the import, or the name after --backend.")
         return
-    yield Footing("import", "the backend is found", Status.HOLDS, backend.source)
     try:
         subject = find_subject(ddp_name)
     except SubjectError as error:
         yield _broken("import DDP", "the DDP is found", f"{error}", "Correct the import, or the name after --ddp.")
         return
-    yield Footing("import DDP", "the DDP is found", Status.HOLDS, subject.target)
+    found = Footing("import", "the backend is found", Status.HOLDS, backend.source)
+    found_ddp = Footing("import DDP", "the DDP is found", Status.HOLDS, subject.target)
+    is_about_ddp = backend.name == "gloo" and subject not in KNOWN.values()
+    yield from (found_ddp,) if is_about_ddp else (found, found_ddp)
     yield (declared := _declaration(backend))
     if declared.status is Status.BROKEN:
         return
@@ -124,7 +126,7 @@ def climb(
     with Controller(backend, start_timeout_s=deadline_s, zygote=zygote) as controller:
         climber = _Climber(backend, controller, size, deadline_s)
         broken = False
-        for rung, ranks, ddp in climber.rungs(subject):
+        for rung, ranks, ddp in climber.rungs(subject, alone=is_about_ddp):
             if broken and rung in _STEPS:
                 return  # a DDP on what is broken tells nothing more
             footing = climber.try_rung(rung, ranks, ddp)
@@ -153,8 +155,11 @@ class _Climber:
         self._deadline_s = deadline_s
         self._fresh = False  #: whether a refusal has left the ranks' group of no use
 
-    def rungs(self, subject: Subject) -> Iterator[tuple[Rung, int, Subject]]:
-        """Yield every rung with its number of ranks and its DDP: torch's own first, then `subject`."""
+    def rungs(self, subject: Subject, *, alone: bool) -> Iterator[tuple[Rung, int, Subject]]:
+        """Yield every rung with its number of ranks and its DDP: torch's own first, then `subject`, or it `alone`."""
+        if alone:
+            yield STEP, self._world_size, subject
+            return
         torch_ddp = KNOWN["torch"]
         yield _ALONE, 1, torch_ddp
         for rung in (_TOGETHER, _NAMED, *COLLECTIVES):

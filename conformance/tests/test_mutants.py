@@ -151,11 +151,11 @@ def test_names_and_profiles_choose_among_the_mutants() -> None:
         (["--profile", "coer"], "unknown profile 'coer'; did you mean core?"),
         (["--chapter", "composed", "--profile", "gpu"], "no mutant"),
         (["--chapter", "telemtry"], "unknown chapter 'telemtry'; did you mean telemetry?"),
-        (["NoDivision", "--out", "page.md"], "--out writes a page about all mutants"),
-        (["--into", "page.md"], "--into renews all that a page says of some mutants; name them or a --chapter"),
+        (["NoDivision", "--out", "page.md"], "--out writes about all mutants"),
+        (["--into", "page.md"], "--into renews all that a file says of some mutants; name them or a --chapter"),
         (["NoDivision", "--profile", "core", "--into", "page.md"], "name them or a --chapter, and no --profile"),
         (["NoDivision", "--into", "no/page.md"], "cannot read no/page.md: No such file or directory; --out writes it"),
-        (["NoDivision", "--into", __file__], "this is no page of detection"),
+        (["NoDivision", "--into", __file__], "this is no file of what was detected"),
     ],
 )
 def test_a_mistaken_question_is_refused(arguments: list[str], message: str) -> None:

@@ -21,8 +21,8 @@ from conformance.report.causes import cause_of, causes_of
 from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
+    begin_report,
     check_writable,
-    clear_folder,
     keep_failure,
     sole_writer,
     write_failure,
@@ -33,7 +33,7 @@ from conformance.report.packed import unpacked
 from conformance.report.progress import ProgressBar, _Forecast
 from conformance.report.terminal import print_failures, print_report, print_totals
 from conformance.run.known_failures import MET, UNEXPECTED_PASS
-from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
+from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text, evidence_of
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue
@@ -184,16 +184,16 @@ def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("not the report's")
     check_writable(tmp_path)
     assert (tmp_path / "report.json").exists()  # what was typed wrongly costs nothing
-    clear_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.partial"]
-    clear_folder(tmp_path)  # as after a run that was killed
+    begin_report(tmp_path, MIXED, ())
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.journal"]
+    begin_report(tmp_path, MIXED, ())  # as after a run that was killed
 
 
 def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> None:
     add_failures_folder(tmp_path)
     write_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path)
     with pytest.raises(ReportError, match=r"holds 2 file\(s\), such as failures/.*, and no report of a run"):
-        clear_folder(tmp_path)
+        begin_report(tmp_path, MIXED, ())
     assert len(list((tmp_path / "failures").iterdir())) == 2
 
 
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) 
 def test_files_that_no_run_wrote_are_not_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("my own notes")
     with pytest.raises(ReportError, match=f"such as {name}, and no report of a run"):
-        clear_folder(tmp_path)
+        begin_report(tmp_path, MIXED, ())
     assert (tmp_path / name).read_text() == "my own notes"
 
 
@@ -277,7 +277,7 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
     assert [(one.kind.name, one.title, one.requirements) for one in causes_of(report)] == [
         ("BUG", "What backwards under `no_sync` left is never averaged.", ("BUCKET-01", "GRAD-01")),
         ("LACKS_CHECK", "What must be refused is accepted.", ("GRAD-02",)),
-        ("UNDECLARED", "It declares join and has no method join.", ("GRAD-02",)),
+        ("UNDECLARED", "It counts as having join and has no method join.", ("GRAD-02",)),
     ]  # fmt: skip
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
@@ -365,7 +365,8 @@ def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] 
 
 
 def _verdicts(report: Report) -> dict[str, tuple[Verdict, int]]:
-    summaries = (summarise(each, report.scenarios) for each in load_catalogue())
+    evidence = evidence_of(report.scenarios)
+    summaries = (summarise(each, evidence.get(each.id, [])) for each in load_catalogue())
     return {each.id: (each.subject, each.scenarios) for each in summaries if each.scenarios}
 
 
@@ -585,7 +586,7 @@ FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Let   A = every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Then  A is not 2.
-ddp_impl declares static_graph and has no method _set_static_graph: leave it out of its capabilities,
+ddp_impl counts as having static_graph and has no method _set_static_graph: leave it out of its capabilities,
       Subject(..., capabilities=CAPABILITIES - {"static_graph"})
 Replay  the command""",
         )

@@ -32,6 +32,7 @@ from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
 from conformance.waiting.processors import Processors
+from conformance.workers.hearing import lost
 
 GLOO = get_backend("gloo")
 MINE = Subject("mine", "tests:Mine", frozenset({"static_graph"}))
@@ -803,7 +804,7 @@ def test_ranks_that_cannot_connect_are_replaced_once_and_that_is_told() -> None:
             fate = Ending("raised", detail=f"raised {lost}")
             return {rank: Observation(rank, fate, raised=Raised.of(lost), phase="start") for rank in seen}
 
-    for times, verdict, end in ((1, Verdict.PASS, "; those could"), (2, Verdict.FAIL, "; those could not either")):
+    for times, verdict, end in ((1, Verdict.PASS, "; not there"), (2, Verdict.FAIL, "; the same there")):
         ranks = Apart(times)
         report = runner.run([scenario("a", 2)], MINE, GLOO, native=False, controller=ranks)
         one = report.scenarios[0].subject
@@ -812,3 +813,18 @@ def test_ranks_that_cannot_connect_are_replaced_once_and_that_is_told() -> None:
         assert one.findings[-1].summary.startswith("tried again on fresh ranks: ranks 0 and 1 could not connect")
         assert one.findings[-1].summary.endswith(end)
         assert not any("exercised" in each.checker and each.verdict.is_failure for each in one.findings)
+
+
+def test_what_a_killed_process_that_forks_ranks_left_is_tried_again_and_that_is_told() -> None:
+    class Orphaned(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            seen = super().run(scenario, subject, fresh=fresh)
+            ended = lost("was killed by SIGKILL")
+            is_lost = scenario.id != "probe" and not fresh
+            return {rank: Observation(rank, ended, phase="train") for rank in seen} if is_lost else seen
+
+    ranks = Orphaned()
+    judging = ScenarioRunner(MINE, GLOO, ranks, native=False, first=frozenset())
+    one = judging.run(scenario("a", 2)).subject
+    assert (one.verdict, len(ranks.asked)) == (Verdict.PASS, 2)
+    assert "the process that forks ranks was killed by SIGKILL" in one.findings[-1].summary

@@ -1,24 +1,18 @@
-"""What `smoke` says of the generated process group when one of its methods is left out or wrong: docs/smoke.md.
-
-`EXPECTTEST_ACCEPT=1 pytest --nightly conformance/tests/test_smoke_sentences.py` writes the page.
-"""
+"""`smoke` notices each method of the generated process group that is left out or wrong, and says what to do."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conformance.cli.starters.starter import Starter
-from conformance.smoke.ladder import Footing, Status, climb
+from conformance.smoke.ladder import Status, climb
 from conformance.workers.zygote_process import ZygoteProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "smoke.md"
 WORK, GROUP = "AcmeWork", "AcmeGroup"
 DEADLINE_S = 10.0
 #: What torch answers as well where nothing fails, what only a DDP that has failed asks for, and an older name.
@@ -130,33 +124,7 @@ def targets_of(node: ast.stmt) -> set[str]:
     return {part.id for part in node.targets if isinstance(part, ast.Name)} if isinstance(node, ast.Assign) else set()
 
 
-def cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|")
-
-
-def page_of(rows: list[tuple[str, str, Footing]]) -> str:
-    """Return docs/smoke.md."""
-    lines = [
-        "# What `smoke` says",
-        "",
-        "`ddp-conformance new backend acme` writes a process group in Python. For this table each of its methods was",
-        "left out once and broken once, and `ddp-conformance smoke` tried what came of it. A nightly test does that",
-        "again (`conformance/tests/test_smoke_sentences.py`, which also writes this page). As long as nothing fails",
-        "nobody misses these:",
-        f"{', '.join(f'`{name}`' for name in NOT_MISSED)}.",
-        "",
-        "| method | what was done | rung | what `smoke` says | what to do |",
-        "|---|---|---|---|---|",
-    ]
-    for method, done, footing in rows:
-        advice = footing.breakage.advice if footing.breakage is not None else ""
-        cells = (f"`{method}`", done, footing.rung, cell(footing.detail), cell(advice))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.nightly
-@pytest.mark.skipif(not PAGE.parent.is_dir(), reason="installed without its repository")
 def test_smoke_notices_every_method_that_is_left_out_or_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Starter("backend", "acme").write(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "acme"))
@@ -175,7 +143,4 @@ def test_smoke_notices_every_method_that_is_left_out_or_broken(tmp_path: Path, m
         zygote.close()
     unnoticed = [(method, done) for method, done, last in rows if last.status is not Status.BROKEN]
     assert unnoticed == []
-    page = page_of(rows)
-    if os.environ.get("EXPECTTEST_ACCEPT"):
-        PAGE.write_text(page)
-    assert PAGE.read_text() == page
+    assert [(method, done) for method, done, last in rows if last.breakage is None or not last.breakage.advice] == []

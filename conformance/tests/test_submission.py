@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import os
 import shutil
 import subprocess
@@ -100,7 +101,7 @@ def test_a_report_of_another_clone_is_taken_in(made: Path, tmp_path: Path) -> No
     report = read_report(made)
     place = PLACE.format(torch=report.package_version("torch"), date=report.environment["date"])
     assert sorted(path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()) == [
-        f"{place}/{name}" for name in ("SHA256SUMS", "SHA256SUMS.pub", "SHA256SUMS.sig", "report.json")
+        f"{place}/{name}" for name in ("SHA256SUMS", "SHA256SUMS.pub", "SHA256SUMS.sig", "report.json.gz")
     ]
     (stored,) = stored_reports([results])
     assert stored.report == report
@@ -255,6 +256,12 @@ def piped(file: Path) -> None:
     os.mkfifo(file)
 
 
+def compressed(file: Path, length: int) -> None:
+    """Put a compressed file of that length, once it is decompressed, in the place of `file`."""
+    file.unlink()
+    file.with_name("report.json.gz").write_bytes(gzip.compress(bytes(length)))
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -264,8 +271,10 @@ def piped(file: Path) -> None:
         (piped, "it is no plain file"),
         (lambda file: (file.unlink(), file.symlink_to("/etc/passwd")), "cannot read"),
         (lambda file: file.unlink(), "No such file"),
+        (lambda file: file.rename(f"{file}.gz"), "gzip cannot decompress it"),
+        (lambda file: compressed(file, submission.MOST_BYTES + 1), "holds more than 33,554,432 bytes"),
     ],
-    ids=["old schema", "deep", "huge", "a pipe", "a link", "none"],
+    ids=["old schema", "deep", "huge", "a pipe", "a link", "none", "not compressed", "huge once decompressed"],
 )
 def test_what_is_no_report_is_refused(sent: Path, tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
     damage(sent / "report.json")
@@ -299,7 +308,11 @@ def test_stored_reports_stay_as_they_are(sent: Path, tmp_path: Path) -> None:
     place = accept(sent, results, suite())
     shutil.copytree(results, before)
     assert check(results, suite(), before) == ()
-    (place / "report.json").write_text((place / "report.json").read_text() + "\n")
+    stored, plain = place / "report.json.gz", place / "report.json"
+    plain.write_bytes(gzip.decompress(stored.read_bytes()))
+    stored.unlink()
+    assert check(results, suite(), before) == (), "a report may be stored uncompressed, as earlier releases did"
+    plain.write_text(plain.read_text() + "\n")
     assert len(check(results, suite(), before)) == 2
     shutil.rmtree(results / "torch")
     (gone,) = check(results, suite(), before)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from conformance.errors import ReportError
 from conformance.run.environment import capture_environment
@@ -32,14 +32,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     _print_rows(console, f"Passed by torch's DDP and not by {subject}", missing)
     _print_rows(console, f"Passed by {subject} and not by torch's DDP", ahead)
     _print_rows(console, "Excluded", excluded)
-    console.print(_counts("torch's DDP", [row.native for row in comparison.rows]), highlight=False)
-    console.print(_counts(subject, [row.subject for row in comparison.rows]), highlight=False)
+    console.print(_counts("torch's DDP", [row.native for row in comparison.rows]))
+    console.print(_counts(subject, [row.subject for row in comparison.rows]))
     num_passed = len(comparison.counted) - len(comparison.missing)
     rest = f"; {len(excluded)} excluded" if excluded else ""
-    console.print(
-        f"Of {len(comparison.counted)} tests that torch's DDP passes, {escape(subject)} passes {num_passed}{rest}.",
-        highlight=False,
-    )
+    console.print(f"Of {len(comparison.counted)} tests that torch's DDP passes, {subject} passes {num_passed}{rest}.")
 
 
 def prepare_report(path: Path) -> None:
@@ -109,8 +106,8 @@ def _print_rows(console: Console, title: str, rows: Sequence[tuple[Row, str]]) -
     table.add_column(ratio=1, overflow="fold")
     table.add_column(ratio=2, overflow="fold")
     for row, text in rows:
-        table.add_row(f"{escape(str(row.name))}\n[dim]{row.native.world_size} ranks[/dim]", escape(text))
-    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+        table.add_row(Text(f"{row.name}\n").append(f"{row.native.world_size} ranks", style="dim"), text)
+    console.print(title, style="bold")
     console.print(table)
     console.print()
 
@@ -120,4 +117,4 @@ def _counts(who: str, runs: list[TestRun]) -> str:
     others = ", ".join(
         f"{counts[outcome]} {outcome}" for outcome in TestOutcome if counts[outcome] and outcome != "passed"
     )
-    return f"{escape(who)}: {counts[TestOutcome.PASSED]} of {len(runs)} passed" + (f" ({others})" if others else "")
+    return f"{who}: {counts[TestOutcome.PASSED]} of {len(runs)} passed" + (f" ({others})" if others else "")

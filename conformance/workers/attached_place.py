@@ -8,6 +8,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import stat
@@ -68,11 +69,15 @@ def place_of(variables: Mapping[str, str]) -> Place:
     """Read this process's place from the launcher's environment variables.
 
     Raises:
-        ConformanceError: no launcher has set its variables, or MASTER_ADDR or MASTER_PORT is not set.
+        ConformanceError: no launcher has set its variables, or one of these, MASTER_ADDR or MASTER_PORT is none.
 
     """
     for launcher, names in _LAUNCHERS.items():
         if all(name in variables for name in names):
+            if wrong := [name for name in names if not re.fullmatch("[0-9]{1,9}", variables[name])]:
+                raise ConformanceError(
+                    f"{wrong[0]} must be a number, as {launcher} sets it, got {variables[wrong[0]]!r}"
+                )
             index, num_processes, local_index = (int(variables[name]) for name in names)
             one_host = variables.get(_LOCAL_SIZES[launcher]) == str(num_processes)
             break
@@ -83,7 +88,12 @@ def place_of(variables: Mapping[str, str]) -> Place:
         )
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
         raise ConformanceError(f"set {' and '.join(missing)}, so that the {num_processes} processes can meet")
-    return Place(index, num_processes, local_index, socket.gethostname(), variables["MASTER_ADDR"], one_host)
+    address, port = variables["MASTER_ADDR"], variables["MASTER_PORT"]
+    if ":" in address:
+        raise ConformanceError(f"MASTER_ADDR must be an IPv4 address or the name of a host, got {address!r}")
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise ConformanceError(f"MASTER_PORT must be a number from 1 to 65535, got {port!r}")
+    return Place(index, num_processes, local_index, socket.gethostname(), address, one_host)
 
 
 def meet(place: Place) -> Store:
@@ -165,7 +175,10 @@ class Door:
     def __init__(self, place: Place, store: Store, secret: bytes) -> None:
         """Listen on the first host's address, and publish the address in `store`."""
         self._secret = secret
-        self._socket = socket.create_server((place.master, 0))
+        try:
+            self._socket = socket.create_server((place.master, 0))
+        except OSError as error:
+            raise ConformanceError(f"cannot listen at MASTER_ADDR {place.master!r} on this host: {error}") from error
         address, port = self._socket.getsockname()[:2]
         self.address = str(address)
         store.set(_KEY, json.dumps([self.address, port]))

@@ -258,12 +258,16 @@ class Hearing:
         return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
 
 
+#: Stands in the fate of a rank whose zygote ended.
+LOST = "the process that forks ranks"
+
+
 def lost(how: str = "") -> Ending:
     """Return the fate of a rank whose zygote ended, in the way `how` if that is known: the harness ends none so."""
     if not how:
-        return Ending("abandoned", detail="abandoned: the process that forks ranks ended first")
+        return Ending("abandoned", detail=f"abandoned: {LOST} ended first")
     by = "nobody of the harness did that, perhaps the subject or the kernel"
-    return Ending("abandoned", detail=f"abandoned: the process that forks ranks {how}; {by}")
+    return Ending("abandoned", detail=f"abandoned: {LOST} {how}; {by}")
 
 
 def alive_at(seen: Iterable[LastSeen]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +46,11 @@ _KEPT_PYTHON_VARIABLES = frozenset(
     {"PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"}
 )
 _FIRST_HANDLE = 3
+#: What an interpreter does first: PYTHONPATH, which what it starts inherits, cannot hold every folder.
+_START = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1));"
+    " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 def start_interpreter(
@@ -54,7 +60,7 @@ def start_interpreter(
     environment: Mapping[str, str],
     output: IO[bytes] | None = None,
 ) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Run `python -m <module> <fd> <arguments>`; returns the process, and our end of the channel to its `<fd>`.
+    """Run a module as `python -m <module> <fd> <arguments>`; returns the process, and our end of the channel to `<fd>`.
 
     Our end expects messages of the type `expects`. The interpreter gets this process's module search path.
     `environment` overrides the usual variables of ranks. Without `output`, its stdout is discarded and its stderr is
@@ -67,7 +73,7 @@ def start_interpreter(
     inherited = {name: value for name, value in os.environ.items() if _may_be_inherited(name)}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(handle), *arguments],
+            [sys.executable, "-P", "-c", _START, json.dumps(_entries()), module, str(handle), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if output is None else output,
             stderr=output,
@@ -81,8 +87,15 @@ def start_interpreter(
 
 
 def search_path() -> str:
-    """Return the value of PYTHONPATH with which another interpreter finds modules where this process does."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    """Return the value of PYTHONPATH with which another interpreter finds modules where this process does.
+
+    A folder with a colon in its name cannot be in it.
+    """
+    return os.pathsep.join(entry for entry in _entries() if os.pathsep not in entry)
+
+
+def _entries() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
 
 
 def _may_be_inherited(name: str) -> bool:

@@ -7,6 +7,7 @@ that the first one has forked.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from conformance.errors import ConformanceError
 from conformance.surroundings.processes import is_stopped
@@ -44,6 +45,11 @@ from conformance.workers.messages import (
 MEMORY_FILL = {"MALLOC_PERTURB_": "128"}
 NO_MEMORY_FILL = {"MALLOC_PERTURB_": "0"}
 
+_PREFIX = "ddp-conformance-"
+#: Locked by whoever a private directory belongs to.
+_OWNER = "owner"
+_OUTPUT = "zygote.output"
+
 _CLOSE_TIMEOUT_S = 5.0
 #: A process whose connection is closed, because it dies, can be waited for this soon.
 _END_TIMEOUT_S = 1.0
@@ -68,6 +74,7 @@ class ZygoteProcess:
     """A zygote and the private directory that it shares with its ranks."""
 
     _process: _Process
+    _lock: IO[bytes] | None = None
 
     def __init__(
         self, work_dir: Path | None, preload: tuple[str, ...], environment: Mapping[str, str] | None = None
@@ -77,11 +84,14 @@ class ZygoteProcess:
         `environment` overrides the usual environment variables of ranks.
         """
         try:
-            directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
+            _remove_those_of_the_dead(Path(work_dir or tempfile.gettempdir()))
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=work_dir))
+            lock = _locked(directory / _OWNER)
         except OSError as error:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
         self._begin(directory, preload)
-        with open(self.directory / "zygote.output", "wb") as output:
+        self._lock = lock
+        with open(self.directory / _OUTPUT, "wb") as output:
             self._process, self._channel = start_interpreter(
                 "conformance.workers.zygote",
                 str(self.directory),
@@ -227,6 +237,8 @@ class ZygoteProcess:
             self._kill()
         kill_heirs(self.directory)  # a zygote that was killed has left them
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def await_ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
@@ -239,7 +251,7 @@ class ZygoteProcess:
                 self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
             except (EOFError, OSError, MessageError):
                 self.gone = True
-                output = (self.directory / "zygote.output").read_text(errors="replace")
+                output = (self.directory / _OUTPUT).read_text(errors="replace")
                 self._failure = f"the ranks' zygote died while it was starting:\n{output}"
         if self._failure:
             raise ConformanceError(self._failure)
@@ -282,6 +294,29 @@ class ZygoteProcess:
                 signal_group(pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Return a file that is locked for as long as this process lives, or one that it has forked.
+
+    Raises `OSError` if another process has locked it.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _remove_those_of_the_dead(parent: Path) -> None:
+    """Remove private directories of controllers that were killed, and end what their ranks have left."""
+    for output in parent.glob(f"{_PREFIX}*/{_OUTPUT}"):  # it comes after the lock
+        if (owner := output.with_name(_OWNER)).exists():
+            with contextlib.suppress(OSError), _locked(owner):  # its controller lives, or it is somebody else's
+                kill_heirs(owner.parent)
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 class Branch(ZygoteProcess):

@@ -38,7 +38,7 @@ from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.modules import ignored_names
-from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms
+from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms, transforms_active
 from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.wire.groups import backend_of, rank_in, size_of
 from ddp_impl.wire.peers import Peers
@@ -51,7 +51,13 @@ _OF_THIS_PROCESS = (
 
 
 class _InUse:
-    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward."""
+    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward.
+
+    `keeps` lives as long.
+    """
+
+    def __init__(self, keeps: object = None) -> None:
+        self.keeps = keeps
 
 
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
@@ -156,7 +162,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._comm_hook: tuple[Any, Any] | None = None
         self._buffer_hook: BufferHook | None = None
         self._lazy_init_ran = False
-        self._began = 0  #: how many nodes there were when the last forward began
         self._authoritative_rank = 0
         self._has_buffers = bool(self.modules_buffers)
         self._options = ReducerOptions(
@@ -240,14 +245,17 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        with outside_transforms():  # the user transforms the module, and not what ranks exchange
+        if not transforms_active():
             self._meet_before_forward()
+        else:
+            with outside_transforms():  # the user transforms the module, and not what ranks exchange
+                self._meet_before_forward()
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
             inputs, kwargs = move(inputs, device), move(kwargs, device)
         if self._caster is not None:
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
-        self._began = num_nodes()
+        self.reducer.num_nodes_before_forward = num_nodes()
         return inputs, kwargs
 
     def _meet_before_forward(self) -> None:
@@ -267,7 +275,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()
-        if self._check_sync_bufs_pre_fwd():
+        if self._has_buffers and self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
 
     def averages_in_graph(self) -> InGraph | None:
@@ -290,21 +298,29 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         )
 
     def _post_forward(self, output: Any) -> Any:
-        if self._check_sync_bufs_post_fwd():
+        if self._buffer_hook is not None and self._check_sync_bufs_post_fwd():
             with outside_transforms():
                 self._sync_buffers()
-        self.require_forward_param_sync = self._synchronises
+        synchronises = self._synchronises
+        if self.require_forward_param_sync is not synchronises:  # a module's attributes are set by Python code
+            self.require_forward_param_sync = synchronises
         if not torch.is_grad_enabled():
             return output
         tensors = find_tensors(output)
         if self._compiled_calls.averages_in_graph:
             self._local_gradients.forward_in_graph(tensors)
-        elif self._synchronises:
+        elif synchronises:
             self._local_gradients.forward_will_be_reduced()
-            reported = self.reducer.tie(output, tensors) if self.reducer.expectation.allows_absence else output
+            reported = output
+            if self.reducer.expectation.allows_absence:
+                reported = self.reducer.expectation.tie(output, tensors)
             # Ranks exchange something when a backward gets here: before hooks of the module's own on what it returns.
             if self.reducer.ranks_may_differ or company.has_an_order(self.reducer):
-                reported = marked(reported, tensors if reported is output else find_tensors(reported), self._began)
+                reported = marked(
+                    reported,
+                    tensors if reported is output else find_tensors(reported),
+                    self.reducer.num_nodes_before_forward,
+                )
             self.reducer.prepare_for_backward(tensors if reported is output else find_tensors(reported))
             return reported
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
@@ -430,7 +446,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         # They must outlive it in what shares its attributes, as accelerate compiles regions of a copy of that kind, and
         # while an output is left whose backward may run.
-        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
+        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse(self._caster))
         reducer.in_use = weakref.ref(outputs)
         weakref.finalize(self._in_use, reducer.wrapper_is_gone)
         weakref.finalize(outputs, reducer.remove_hooks)

@@ -32,7 +32,7 @@ _NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping"
 def refuse_unheard_overrides(cls: type, ours: type) -> None:
     """Raise `TypeError` if `cls`, derived from our class, overrides a method that only torch's class would call.
 
-    Its author counts on being called; docs/private_names.md lists what public projects override.
+    Its author counts on being called; docs/drop_in.md lists what public projects override.
     """
     overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
     for name, base in overridden.items():

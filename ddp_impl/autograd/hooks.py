@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -28,7 +29,7 @@ class Listener(Protocol):
     def bucket_is_full(self, bucket: int) -> None:
         """Take note that the last gradient of a bucket has arrived."""
 
-    def gradient_reported(self, index: int) -> None:
+    def take_gradient(self, index: int) -> None:
         """Take a gradient that `Arrivals` wants reported or does not await."""
 
 
@@ -115,18 +116,21 @@ class AutogradHooks:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
     @staticmethod
-    def on_backward(outputs: Iterable[Tensor], reached: Callable[[object], None]) -> bool:
-        """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
+    def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
+        """Call `report` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
 
-        An output that is a parameter itself reports nothing but its gradient.
+        An output that is a parameter itself reports nothing but its gradient. `keeps` stays alive as long as the graphs
+        of the outputs.
         """
-        nodes = list(chain.from_iterable(map(nodes_behind, outputs)))
-        report = keep_out_of_graphs(reached)
-        for node in nodes:
-            node.register_prehook(report)
-        return bool(nodes)
+        reached, can_reach = _reporter(report, keeps), False
+        for output in outputs:
+            for node in nodes_behind(output):
+                node.register_prehook(reached)
+                can_reach = True
+        return can_reach
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
+        """Return the hook of a parameter."""
         # The hot path. It does what `Arrivals._settle` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         moves_early = self._moves_early
@@ -143,7 +147,7 @@ class AutogradHooks:
                 if not left:
                     listener().bucket_is_full(bucket)
             elif (heard := listener()) is not None:
-                heard.gradient_reported(index)
+                heard.take_gradient(index)
 
         return keep_out_of_graphs(gradient_arrived)
 
@@ -156,6 +160,42 @@ class AutogradHooks:
                 gradient_arrived(None)
 
         return keep_out_of_graphs(gradient_captured)
+
+
+def _reporter(report: Callable[[], None], keeps: object) -> Callable[[object], None]:
+    def reached(_: object, keeps: object = keeps) -> None:
+        report()
+
+    return reached
+
+
+keep_out_of_graphs(_reporter(lambda: None, None))  # all that it returns have one code
+
+
+class OneThreadAtATime:
+    """Lets one of autograd's threads into `reducer` at a time; autograd has one for each device.
+
+    Only where parameters are on several devices: where there is one, nothing is to be paid for it, and compiled
+    autograd would stumble over a lock. All reducers have the same lock, because one has another send.
+    """
+
+    lock = threading.RLock()
+
+    def __init__(self, reducer: Listener) -> None:
+        self._reducer = weakref.ref(reducer)
+        self.early_moves = reducer.early_moves
+
+    def bucket_is_full(self, bucket: int) -> None:
+        """Take note that the last gradient of a bucket has arrived."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.bucket_is_full(bucket)
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that is to be reported."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.take_gradient(index)
 
 
 def is_averaged(parameter: Tensor) -> bool:

@@ -23,7 +23,8 @@ class Arrivals:
     is not zero. These lists keep their identity: hooks hold on to them.
     `order`: parameters in the order in which their first gradients came, in the iteration that was learnt from last;
     `ready_ns`: how long after the beginning of the backward. `learnt[i]`: how many gradients parameter i brings in
-    every iteration of a static graph; None until its first iteration has ended.
+    every iteration of a static graph; None until its first iteration has ended. `learns_order`: buckets cannot be
+    planned yet; `learns`: this iteration is learnt from, and every gradient is reported.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -35,6 +36,7 @@ class Arrivals:
         self.ready_ns: Final[list[int]] = []
         self.learnt: tuple[int, ...] | None = None
         self.num_to_learn_from = 0
+        self.learns_order = self.learns = False
         self._times_come: Final = [0] * num_parameters  # in an iteration that is learnt from
         self._num_come = 0
         self._may_repeat = False
@@ -50,6 +52,7 @@ class Arrivals:
         self.ready_ns.clear()
         self.learnt = None
         self.num_to_learn_from = num_to_learn_from
+        self.learns_order = self.learns = num_to_learn_from > 0
 
     def regroup(self, bucket_of: Sequence[int], num_buckets: int) -> None:
         """Count by these buckets from now on."""
@@ -57,11 +60,6 @@ class Arrivals:
         self.bucket_of[:] = bucket_of
         self.pending[:] = [0] * num_buckets
         self._plan_iterations()
-
-    @property
-    def learns_order(self) -> bool:
-        """Whether buckets cannot be planned yet."""
-        return self.num_to_learn_from > 0
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
@@ -73,11 +71,6 @@ class Arrivals:
         if self.learns:
             self._times_come[:] = [0] * len(self.due)
             self._num_come = 0
-
-    @property
-    def learns(self) -> bool:
-        """Whether this iteration is learnt from; every gradient is reported then."""
-        return self.num_to_learn_from > 0 and self.learnt is None
 
     def take(self, index: int, ready_ns: int = 0) -> bool:
         """Count a reported gradient; return whether its bucket is full now.
@@ -95,7 +88,12 @@ class Arrivals:
         if abs(left) > 1:
             due[index] = left - 1
             return False
-        return self._settle(index)
+        if left == 0:
+            return False
+        due[index] = 0
+        bucket = self.bucket_of[index]
+        self.pending[bucket] -= 1
+        return self.pending[bucket] == 0
 
     def exclude(self, absent: Iterable[int]) -> list[int]:
         """Await nothing of the parameters `absent`; return the buckets that are full now, in order.
@@ -114,7 +112,7 @@ class Arrivals:
         find those that no call has returned.
         """
         if self._may_repeat and self.learns:
-            self.learnt = tuple(self._times_come)
+            self.learnt, self.learns = tuple(self._times_come), False
             self._plan_iterations()
             absent = [index for index, times in enumerate(self.learnt) if times == 0]
         else:
@@ -128,8 +126,12 @@ class Arrivals:
 
     def end_iteration(self) -> None:
         """Expect nothing until the next one."""
-        self.disarm()
-        self.num_to_learn_from = max(0, self.num_to_learn_from - 1)
+        self.due[:] = [0] * len(self.due)
+        self.pending[:] = [0] * len(self.pending)
+        if self.num_to_learn_from:
+            self.num_to_learn_from -= 1
+            self.learns_order = self.num_to_learn_from > 0
+            self.learns = self.learns_order and self.learnt is None
 
     def disarm(self) -> None:
         """Expect nothing: gradients that come are local."""

@@ -32,23 +32,23 @@ class EarlyMoves:
         self.takes: Final = [False] * num_parameters
         self.movable = True
         self._places: dict[int, tuple[Bucket, int]] = {}
-        self._buckets: list[Bucket] = []
+        self.buckets: list[Bucket] = []
 
     def regroup(self, buckets: Sequence[Bucket]) -> None:
         """Move into these buckets from now on: on a CPU, into those with a large gradient."""
-        self._buckets = [
+        self.buckets = [
             bucket
             for bucket in buckets
             if bucket.holds_gradients and bucket.has_large and bucket.flat.device.type == "cpu"
         ]
         self._places = {
-            member.index: (bucket, place) for bucket in self._buckets for place, member in enumerate(bucket.members)
+            member.index: (bucket, place) for bucket in self.buckets for place, member in enumerate(bucket.members)
         }
         self.takes[:] = [index in self._places for index in range(len(self.takes))]
 
     def begin(self) -> None:
         """Begin a backward."""
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.restore_views()
 
     def came(self, index: int) -> None:

@@ -16,7 +16,7 @@ from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
 from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, GradientHome
-from ddp_impl.torch_internals.autograd import shown_to_profilers
+from ddp_impl.torch_internals.autograd import profiler_runs, shown_to_profilers
 from ddp_impl.torch_internals.tensors import (
     foreach_copy_,
     foreach_div_,
@@ -69,7 +69,10 @@ def collect(
     if _are_plain(gradients, bucket.members[0].layout.dtype):
         moves = bucket.holds_gradients and home.movable
         if not bucket.holds_gradients or (moves and bucket.indices.isdisjoint(unused) and _all_fit(bucket, gradients)):
-            with shown_to_profilers(event):
+            if profiler_runs():
+                with shown_to_profilers(event):
+                    _copy_all_in(bucket, gradients, divisor)
+            else:
                 _copy_all_in(bucket, gradients, divisor)
             if moves:
                 for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
@@ -199,7 +202,10 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         return  # the gradient was reduced in place
     gradients = bucket.gradients
     if used is None and all(map(is_, map(home.get, bucket.parameters), gradients)) and _are_plain(gradients):
-        with shown_to_profilers(_COPY_OUT):
+        if profiler_runs():
+            with shown_to_profilers(_COPY_OUT):
+                foreach_copy_(gradients, bucket.views)
+        else:
             foreach_copy_(gradients, bucket.views)
         return
     sources, targets = [], []

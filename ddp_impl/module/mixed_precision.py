@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -93,15 +94,24 @@ class MixedPrecision:
 
 
 class ModuleHook:
-    """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
+    """A forward hook of a `PrecisionCaster` on a module, as long as that lives: the caster holds the module.
+
+    In a copy of the module it does nothing: it is not cast.
+    """
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Pass on to `call`."""
-        self.call = call
+        """Pass on to `call`, a bound method."""
+        self._call = None if call is None else weakref.WeakMethod(call)
+
+    @property
+    def call(self) -> Callable[..., Any] | None:
+        """What it passes on to, if that is there."""
+        return None if self._call is None else self._call()
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the caster returns."""
-        return None if self.call is None else self.call(*arguments)
+        call = self.call
+        return None if call is None else call(*arguments)
 
     def __reduce__(self) -> Any:
         """Leave the caster out of pickles and deep copies."""

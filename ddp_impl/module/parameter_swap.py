@@ -91,7 +91,10 @@ class ParameterSwap:
 
 
 class _ReadThrough(dict[str, Any]):
-    """A module's table of parameters, which shows others in place of its `own` parameters."""
+    """A module's table of parameters, which shows others in place of its `own` parameters to who reads one by name.
+
+    Who walks through the table, as `state_dict()` and `parameters()` do, sees the parameters.
+    """
 
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)
@@ -107,12 +110,6 @@ class _ReadThrough(dict[str, Any]):
             return self[name]
         except KeyError:
             return default
-
-    def values(self) -> Any:
-        return {name: self[name] for name in self}.values()
-
-    def items(self) -> Any:
-        return {name: self[name] for name in self}.items()
 
     def __reduce__(self) -> Any:
         return dict, (_as_it_is(self),)  # a copy of the module has the parameters

@@ -24,7 +24,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from types import TracebackType
 from typing import Protocol
 
@@ -218,7 +218,7 @@ def join(participant: Participant) -> EngineRun:
 @torch.no_grad()
 def end_alone(participant: Participant) -> None:
     """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
-    for step in (_send, _hand_out, _finish):
+    for step in _STEPS:
         step(participant)
 
 
@@ -264,15 +264,12 @@ class EngineRun:
     def _ended(self) -> None:
         if torch.is_grad_enabled():  # with create_graph=True
             with torch.no_grad():
-                return self._end()
-        return self._end()
-
-    def _end(self) -> None:
+                return self._ended()
         _running.pop(self.number, None)
         participants = sorted(self.participants, key=_construction)
         errors: list[Exception] = []
         try:
-            for step in (_send, _hand_out, _finish):
+            for step in _STEPS:
                 for participant in list(participants):
                     try:
                         step(participant)
@@ -285,6 +282,7 @@ class EngineRun:
             for other in errors[1:]:
                 errors[0].add_note(f"Another DistributedDataParallel of this backward raised, too: {other}")
             raise errors[0]
+        return None
 
     def _raised(self, error: BaseException | None, traceback: TracebackType | None) -> None:
         _running.pop(self.number, None)
@@ -300,21 +298,13 @@ class EngineRun:
     def _is_over(self, participants: list[Participant]) -> None:
         self.participants = []
         for participant in participants:
-            around = [run for run in _running.values() if participant in run.participants]
-            participant.engine_run = around[0] if around else None
+            participant.engine_run = None
+            for run in _running.values():  # one within which this ran
+                if participant in run.participants:
+                    participant.engine_run = run
             participant.engine_run_is_over()
 
 
-def _send(participant: Participant) -> None:
-    participant.backward_ends()
-
-
-def _hand_out(participant: Participant) -> None:
-    participant.all_have_sent()
-
-
-def _finish(participant: Participant) -> None:
-    participant.all_have_handed_out()
-
-
 _construction = attrgetter("construction")
+#: How a backward ends: each step for all participants before the next one.
+_STEPS = tuple(map(methodcaller, ("backward_ends", "all_have_sent", "all_have_handed_out")))

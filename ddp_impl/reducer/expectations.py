@@ -26,9 +26,14 @@ have found different orders (`order`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from torch import Tensor
+
+from ddp_impl.base import messages
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.torch_internals.autograd import current_distributed_context_id
 from ddp_impl.wire.round import Answer, Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
@@ -52,6 +57,21 @@ class Expectation:
         self.reduction = reduction
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
 
+    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
+
+        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
+        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
+        """
+        reduction = self.reduction
+        if not self.allows_absence or reduction.num_ranks == 1 or self.graph.uses_any(tensors):
+            return output
+        is_frozen = all(map(reduction.is_frozen, range(len(self.members))))
+        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
+        if is_frozen or current_distributed_context_id() is not None:
+            return output
+        return reduction.anchor.tie(output, tensors)
+
     # -- which buckets may leave within the backward ------------------------------------------------------------------
 
     def iteration_begins(self) -> None:
@@ -59,9 +79,9 @@ class Expectation:
         if self.reduction.order.ranks_diverge:
             self.reduction.hold_all_back()
 
-    def backward_begins(self) -> None:
-        """Hold all buckets back as long as their order is not known."""
-        if self.arrivals.learns and not self.reduction.iteration.launched:
+    def learning_begins(self) -> None:
+        """Hold all buckets back, in a backward whose order is learnt: it is not known."""
+        if not self.reduction.iteration.launched:
             self.reduction.hold_all_back()
 
     def await_forecast(self) -> None:
@@ -98,6 +118,24 @@ class Expectation:
         iteration, bucket = self.reduction.iteration, self.arrivals.bucket_of[index]
         return index in iteration.unused and bucket not in iteration.skipped and bucket not in iteration.launched
 
+    def one_too_many(self, index: int) -> str:
+        """Return the message for a gradient that arrived although none of its parameter was awaited."""
+        reduction, name = self.reduction, self.members[index].name
+        if index in reduction.iteration.unused:
+            return messages.used_after_all(reduction.rank, name, static=self.is_static)
+        return messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=self.is_static)
+
+    def unfinished(self, *, verbose: bool) -> str:
+        """Return the message for a backward that is over and has left gradients out."""
+        return messages.unfinished(
+            self.reduction.rank,
+            [(index, self.members[index].name) for index in self.arrivals.missing],
+            len(self.members),
+            unused_allowed=self.reduction.options.find_unused_parameters,
+            static=self.is_static,
+            verbose=verbose,
+        )
+
     # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
 
     def ask(self) -> None:
@@ -118,7 +156,7 @@ class Every(Expectation):
 class Captured(Expectation):
     """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
 
-    def backward_begins(self) -> None:
+    def learning_begins(self) -> None:
         """Hold nothing back: nobody reports when this backward ends."""
 
     def absent_at_start(self) -> Sequence[int]:

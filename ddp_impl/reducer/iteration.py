@@ -258,12 +258,6 @@ class Iteration:
         """How many buckets are left that leave within the backward."""
         return self.num_buckets - self.num_late - len(self.launched)
 
-    def bucket_is_full(self, bucket: int) -> None:
-        """Note that `bucket` is complete."""
-        if bucket in self.full:
-            raise self.illegal(f"bucket {bucket} is full again")
-        self.full.add(bucket)
-
     def hold_back(self, late: Collection[int]) -> None:
         """Let the buckets with these indices leave behind all others, when the backward is over."""
         if self.launched:

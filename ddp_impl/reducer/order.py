@@ -8,7 +8,7 @@ other wrappers, precede it. If their places differ, all buckets go on leaving wh
 
 With `find_unused_parameters` ranks exchange more in every iteration, and no bucket leaves before they know that it may:
 `may_launch_in_backward`. A graph that changes its order in a later iteration without that option is not noticed
-(docs/decisions/when_collectives_are_sent.md).
+(docs/decisions/order_of_communication.md).
 
 A backend numbers what it communicates. Only iterations that ranks compare are counted; all others pay nothing.
 """

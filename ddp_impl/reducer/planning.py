@@ -10,7 +10,7 @@ from ddp_impl.buckets.bucket import allocate
 from ddp_impl.buckets.device_times import DeviceTimes
 from ddp_impl.buckets.early_moves import EarlyMoves
 from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
-from ddp_impl.reducer.iteration import Iteration
+from ddp_impl.reducer.iteration import Iteration, Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 from ddp_impl.wire.round import NUM_BYTES, Round
@@ -37,8 +37,10 @@ class BucketPlanning:
         self.reduction.arrivals.forget(NUM_PROFILED if measures else 1)
         self.adopt(plan_for_unknown_order(self.specs))
 
-    def exchange_order(self) -> None:
+    def exchange_order(self, *, is_over: bool) -> None:
         """Send rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
+
+        Called when all of a backward has been sent, and again when it `is_over`.
 
         With it goes a digest of where this rank's gradients arrived. There, behind all that has been sent and before
         anything is waited for: one rank may run in one backward what another runs in several. Not in the next forward:
@@ -46,6 +48,14 @@ class BucketPlanning:
         run forwards of several wrappers in different orders.
         """
         reduction, learnt, arrivals = self.reduction, self.reduction.learnt, self.reduction.arrivals
+        if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
+            return
+        progress, hook = reduction.iteration.progress, reduction.comm_hook
+        has_sent = progress is Progress.SENT
+        if arrivals.num_to_learn_from > has_sent or not (has_sent or progress is Progress.IDLE):
+            return
+        if not is_over and hook is not None and hook.group() is None:
+            return  # it may communicate when its future is done
         # Where ranks differ they compare a forecast in each iteration.
         places = None if reduction.ranks_may_differ else reduction.order.digest_of(reduction.iteration.arrived)
         longest, told = 1 + len(reduction.members), [reduction.peers.number, *arrivals.order]

@@ -57,7 +57,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.logs import is_verbose, milestone
@@ -83,9 +83,6 @@ from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers, in_lines
 
-#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
-#: the same, because one has another send.
-_thread_in_reducers = threading.RLock()
 #: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
 _DROPPED_WITHIN_S = 10.0
 
@@ -94,8 +91,9 @@ class Reducer:
     """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
 
     `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
-    when forward is over. `raised_early`: the last backward raised before its first gradient arrived. `in_use`: what outputs keep alive until their backward has run. `construction`, `may_share_backward`
-    and `engine_run`: see `company.Participant`.
+    when forward is over. `raised_early`: the last backward raised before its first gradient arrived. `in_use`: what
+    outputs keep alive until their backward has run. `construction`, `may_share_backward` and `engine_run`: see
+    `company.Participant`.
     """
 
     def __init__(
@@ -123,8 +121,9 @@ class Reducer:
         self.engine_run: company.EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
-        self._has_threads = len({member.parameter.device for member in members}) > 1
-        self._drops_late = device.type != "cpu" or self._has_threads
+        has_threads = len({member.parameter.device for member in members}) > 1
+        self._alone = OneThreadAtATime(self) if has_threads else None
+        self._drops_late = device.type != "cpu" or has_threads
         self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
@@ -133,7 +132,8 @@ class Reducer:
         self._wrapper_collected = False
         self.raised_early = False
         self._warned_of_late = False
-        self.hooks.report_to(self)
+        self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
+        self.hooks.report_to(self if self._alone is None else self._alone)
         self.anchor.report_to(self)
         company.watch_for(self)
 
@@ -188,35 +188,14 @@ class Reducer:
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
 
-        def reached(_: object, keeps: object = in_use) -> None:
-            self._output_reached()
-
-        iteration.is_announced |= self.hooks.on_backward(outputs, reached)
+        iteration.is_announced |= self.hooks.on_backward(outputs, self._output_reached, in_use)
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
         num_triggers = self._num_triggers
 
-        def reached(_: object) -> None:
-            self._local_output_reached(num_triggers)
-
-        self.hooks.on_backward(outputs, reached)
-
-    def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
-
-        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
-        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
-        """
-        reduction = self.reduction
-        if reduction.num_ranks == 1 or not self.expectation.allows_absence or reduction.graph.uses_any(tensors):
-            return output
-        is_frozen = all(map(reduction.is_frozen, range(len(self.members))))
-        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
-        if is_frozen or current_distributed_context_id() is not None:
-            return output
-        return self.anchor.tie(output, tensors)
+        self.hooks.on_backward(outputs, partial(self._local_output_reached, num_triggers))
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
@@ -288,7 +267,7 @@ class Reducer:
         self.expectation.shadow_begins()
         self.reduction.send_zeros()
         self.expectation.ask()
-        self._exchange_order(is_over=False)
+        self.planning.exchange_order(is_over=False)
         self.all_have_sent()
         self.all_have_handed_out()
 
@@ -308,17 +287,16 @@ class Reducer:
 
     def _output_reached(self) -> None:
         """Take the report that a backward has reached an output of forward."""
-        if not self._was_handed_out_early:
+        if not (self._backward.is_compiled and self._was_handed_out_early):
             self.begin_backward()
         self.reduction.iteration.is_reached = True
 
     def begin_backward(self) -> None:
         """Begin the backward that runs now, together with the other wrappers whose backward it is."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                company.begin(self)
-        else:
+        if self.may_share_backward:
             company.begin(self)
+        else:
+            self.backward_begins()
 
     @property
     def _was_handed_out_early(self) -> bool:
@@ -361,7 +339,7 @@ class Reducer:
         local, self._local = self._local, None
         self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
         for index in local.came if local is not None else ():  # this backward runs through both: it averages everything
-            self.gradient_reported(index)
+            self.take_gradient(index)
 
     def refuse_compiled_backward(self) -> None:
         """Raise `ReductionError` in a backward that compiled autograd runs, where the reducer must know of its end."""
@@ -377,18 +355,12 @@ class Reducer:
         if iteration.progress is Progress.AWAITS and iteration.run is Run.RUNS:
             self._perform(iteration.enter(Event.GRADIENT))
 
-    def gradient_reported(self, index: int) -> None:
-        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                self.take_gradient(index)
-        else:
-            self.take_gradient(index)
-
     def take_gradient(self, index: int) -> None:
+        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         reduction, arrivals = self.reduction, self.arrivals
         iteration, due = reduction.iteration, arrivals.due[index]
-        if self._local is not None or self._belongs_to_other(index):
+        waits = iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
+        if self._local is not None or (waits and self._belongs_to_other(index)):
             self._begin_local().came.append(index)
             return
         if due == 0:
@@ -396,13 +368,13 @@ class Reducer:
                 self._arrived_late(index)
                 return
             if index not in iteration.unused or not self.expectation.may_still_arrive(index):
-                reduction.refuse(self._one_too_many(index))
+                reduction.refuse(reduction.error(self.expectation.one_too_many(index)))
                 return
             iteration.unused.discard(index)
         if due <= 0:
             # Where ranks exchange what they expect, they do when the backward reaches an output, and not before.
-            waits = self.ranks_may_differ and iteration.is_announced
-            if iteration.progress is Progress.AWAITS and iteration.run is Run.NONE and not waits:
+            is_announced = self.ranks_may_differ and iteration.is_announced
+            if waits and iteration.run is Run.NONE and not is_announced:
                 self.begin_backward()
             if iteration.run is not Run.RUNS:
                 self.refuse_compiled_backward()
@@ -417,19 +389,14 @@ class Reducer:
         if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
             self.early_moves.came(index)
         if arrivals.take(index, now_ns() - self.telemetry.current.backward_start):
-            self._bucket_is_full(arrivals.bucket_of[index])
+            self.bucket_is_full(arrivals.bucket_of[index])
 
     def bucket_is_full(self, bucket: int) -> None:
         """Take note that all gradients of a bucket have arrived; send it if it is next."""
-        if self._has_threads:
-            with _thread_in_reducers:
-                self._bucket_is_full(bucket)
-        else:
-            self._bucket_is_full(bucket)
-
-    def _bucket_is_full(self, bucket: int) -> None:
         iteration, order = self.reduction.iteration, self.reduction.order
-        iteration.bucket_is_full(bucket)
+        if bucket in iteration.full:
+            raise iteration.illegal(f"bucket {bucket} is full again")
+        iteration.full.add(bucket)
         if order.tally is not None:
             if self.ranks_may_differ:
                 iteration.filled[bucket] = order.num_of_the_users()
@@ -449,31 +416,15 @@ class Reducer:
             name, number = self.members[index].name, reduction.iteration.number
             warnings.warn(messages.came_late(reduction.rank, name, number), stacklevel=2)
 
-    def _one_too_many(self, index: int) -> ReductionError:
-        """Return the error for a gradient that arrived although none of its parameter was awaited."""
-        reduction, name, static = self.reduction, self.members[index].name, self.expectation.is_static
-        if index in reduction.iteration.unused:
-            return reduction.error(messages.used_after_all(reduction.rank, name, static=static))
-        return reduction.error(messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=static))
-
     def _unfinished(self) -> ReductionError:
         """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
         reduction, peers = self.reduction, self.reduction.peers
         if not reduction.iteration.is_incomplete:
             return reduction.error(messages.aborted(reduction.rank))
         self._backward.told_missing = True
-        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
-        return reduction.error(
-            messages.unfinished(
-                reduction.rank,
-                missing,
-                len(self.members),
-                unused_allowed=reduction.options.find_unused_parameters,
-                static=self.expectation.is_static,
-                verbose=get_debug_level() != DebugLevel.OFF,
-            )
-            + peers.exchange(messages.lacks([name for _, name in missing], peers.step))
-        )
+        names = [self.members[index].name for index in self.arrivals.missing]
+        text = self.expectation.unfinished(verbose=get_debug_level() != DebugLevel.OFF)
+        return reduction.error(text + peers.exchange(messages.lacks(names, peers.step)))
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 
@@ -502,7 +453,8 @@ class Reducer:
         if self._local is None:
             self.refuse_compiled_backward()
             self._local = Backward(current_backward())
-            self._expect_end()
+            if self._drops_late:
+                self._run_is_over = threading.Event()
             WhenBackwardEnds(self._local_is_over, lambda *_: self._local_is_over())
         return self._local
 
@@ -519,26 +471,19 @@ class Reducer:
         Where it reaches one later, it averages everything. Once the wrapper is gone, a backward is the user's own
         unless it reaches an output that is left.
         """
-        iteration = self.reduction.iteration
-        if iteration.progress is not Progress.AWAITS or iteration.run is Run.RUNS:
-            return False
         return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
 
     # -- buckets leave ------------------------------------------------------------------------------------------------
 
     def launch_full_buckets(self) -> None:
         """Send the full buckets that are next in order and not held back; late ones if the backward is over."""
-        if not torch.is_grad_enabled():
-            self._launch_full_buckets()
-        else:  # with create_graph=True
-            with torch.no_grad():
-                self._launch_full_buckets()
-
-    def _launch_full_buckets(self) -> None:
-        reduction, run = self.reduction, self.engine_run
-        iteration = reduction.iteration
+        reduction, run, iteration = self.reduction, self.engine_run, self.reduction.iteration
         num_launched = len(iteration.launched)
         if num_launched == len(iteration.full):
+            return
+        if torch.is_grad_enabled():  # with create_graph=True
+            with torch.no_grad():
+                self.launch_full_buckets()
             return
         if self.ranks_may_differ:
             self.expectation.await_forecast()
@@ -552,7 +497,8 @@ class Reducer:
             self._launch_next()
         if num_launched < len(iteration.launched) == iteration.num_buckets:
             self.telemetry.current.last_launch = now_ns()
-            self._perform(iteration.enter(Event.LAST_LAUNCHED))
+            if actions := iteration.enter(Event.LAST_LAUNCHED):
+                self._perform(actions)
             if self._backward.is_compiled and iteration.run is Run.RUNS:
                 company.end_alone(self)
 
@@ -585,9 +531,10 @@ class Reducer:
         iteration = self.reduction.iteration
         if iteration.run is Run.UNSEEN:
             self._perform(iteration.enter(Event.BACKWARD))  # without having reached an output of forward
-        self._perform(iteration.enter(Event.BACKWARD_END))
+        if actions := iteration.enter(Event.BACKWARD_END):
+            self._perform(actions)
         if not self.reduction.learnt.has_rebuilt_buckets:
-            self._exchange_order(is_over=False)
+            self.planning.exchange_order(is_over=False)
 
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
@@ -598,29 +545,13 @@ class Reducer:
         if self.reduction.iteration.to_step:
             self.reduction.step_all()
         if not self.reduction.learnt.has_rebuilt_buckets:
-            self._exchange_order(is_over=True)
+            self.planning.exchange_order(is_over=True)
             self.planning.await_order()
-
-    def _exchange_order(self, *, is_over: bool) -> None:
-        """Exchange rank 0's order, if all that it is learnt from has been sent and nothing else is due."""
-        learnt, progress = self.reduction.learnt, self.reduction.iteration.progress
-        if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
-            return
-        has_sent = progress is Progress.SENT
-        if self.arrivals.num_to_learn_from > has_sent or not (has_sent or progress is Progress.IDLE):
-            return
-        hook = self.reduction.comm_hook
-        if is_over or hook is None or hook.group() is not None:  # another may communicate when its future is done
-            self.planning.exchange_order()
 
     def engine_run_is_over(self) -> None:
         """Let the next forward go on, which may wait for the end of this backward."""
         if self._run_is_over is not None:
             self._run_is_over.set()
-
-    def _expect_end(self) -> None:
-        if self._drops_late:
-            self._run_is_over = threading.Event()
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -654,7 +585,7 @@ class Reducer:
                     self.launch_full_buckets()
                 case Action.RESOLVE:
                     for full in self.expectation.resolve_unused():
-                        self._bucket_is_full(full)
+                        self.bucket_is_full(full)
                 case Action.ASK:
                     self.expectation.ask()
                 case Action.FINALIZE:
@@ -663,6 +594,7 @@ class Reducer:
                     self.arrivals.disarm()
 
     def open_iteration(self, *, repeats: bool = False) -> None:
+        """Expect every gradient; `repeats`: a backward opens the iteration, from outputs of an earlier one."""
         reduction, last = self.reduction, self.reduction.iteration
         iteration = Iteration(
             reduction.rank, last.number + 1, len(self.buckets), last.progress, last.run, is_repeated=repeats
@@ -683,18 +615,22 @@ class Reducer:
             hooks.iteration_begins(search=search)
 
     def watch_backward(self) -> None:
+        """Take part in the backward that runs now, and have autograd report its end."""
         reduction, order, run = self.reduction, self.reduction.order, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
-        self._expect_end()
+        if self._drops_late:
+            self._run_is_over = threading.Event()
         if run.is_compiled and isinstance(self._chosen, Every):
             self.expectation = Captured(reduction)
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)
         order.backward_begins(run.tallies.get((reduction.group, self.device)) if run.tallies else None)
-        self.expectation.backward_begins()
+        if self.arrivals.learns:
+            self.expectation.learning_begins()
         if (search := self.hooks.come_last()) or reduction.user_hooks.hooked:
             reduction.user_hooks.backward_begins(search=search)
-        self.early_moves.begin()
+        if self.early_moves.buckets:
+            self.early_moves.begin()
         if self.telemetry.current.backward_start == NEVER:
             self.telemetry.current.backward_start = now_ns()
             if self.planning.device_times is not None and self.arrivals.learns_order:
@@ -706,11 +642,12 @@ class Reducer:
             self.reduction.order.backward_begins(tally)
 
     def announce(self) -> None:
+        """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
         absent = self.expectation.absent_at_start()
         if absent:
             self.reduction.iteration.unused.update(absent)
             for full in self.arrivals.exclude(absent):
-                self._bucket_is_full(full)
+                self.bucket_is_full(full)
 
     def _forget_iteration(self) -> None:
         self.reduction.iteration = Iteration(self.reduction.rank, self.reduction.iteration.number, len(self.buckets))
@@ -723,7 +660,8 @@ class Reducer:
         self.arrivals.end_iteration()
         refused = iteration.usage is not None and self.expectation.a_rank_refuses()
         if not refused:
-            reduction.order.iteration_ends(iteration.filled, iteration.arrived)
+            if reduction.order.tally is not None:
+                reduction.order.iteration_ends(iteration.filled, iteration.arrived)
             reduction.finalize_buckets()
         if learnt.last_unused != iteration.unused:
             learnt.looks_static = learnt.looks_static and learnt.last_unused is None

@@ -50,10 +50,10 @@ class Reduction:
 
     `divisor` is what sums are divided by: the world size, unless join says otherwise. `comm_hook` reduces in place of
     the default all_reduce. `steps_optimizers`: parameters have optimizers of their own, which step on their averages.
-    `used_locally`: parameters that earlier backwards without synchronisation used; `follows_local`: such forwards came
-    before this iteration, on every rank the same ones. `post_backward_futures` are awaited before a backward returns,
-    and `join_agreements` before the first bucket leaves. `buckets` and `used_locally` keep their identity.
-    `ranks_may_differ`: in what they use, so that one may say of averages that they are none.
+    `used_locally`: parameters that earlier backwards without synchronisation used; `follows_local`: such forwards
+    preceded this iteration, on every rank the same ones. `post_backward_futures` are awaited before a backward returns,
+    and `join_agreements` before the first bucket leaves. `ranks_may_differ`: in what they use, so that one may say of
+    averages that they are none. `prefix`: what errors begin with. `buckets` and `used_locally` keep their identity.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Reduction:
         """Reduce over `group`, whose ranks are `peers`, from now on; forget what other ranks have agreed on."""
         self.group, self.peers = group, peers
         self.rank, self.num_ranks = rank_in(group), size_of(group)
+        self.prefix = f"[rank {self.rank}]"
         self.divisor = self.num_ranks
         self.order = Order(group, self.device)
         self.learnt = Learnt(self.options.caps)
@@ -90,11 +91,6 @@ class Reduction:
     def error(self, message: str) -> ReductionError:
         """Return an error to be raised, which the logging data will tell, too."""
         return self.telemetry.logged(ReductionError(message))
-
-    @property
-    def prefix(self) -> str:
-        """What errors begin with: which rank this is."""
-        return f"[rank {self.rank}]"
 
     def is_frozen(self, index: int) -> bool:
         """Whether the user has taken a parameter out of the training since wrapping."""
@@ -176,7 +172,8 @@ class Reduction:
             gradient = in_place(bucket, home, divisor=divisor)
             if gradient is not None:
                 return gradient
-        bucket.claim()
+        if not bucket.views:
+            bucket.claim()
         shared = self.hooks.shared()
         missing = collect(
             bucket, home, unused | shared if shared else unused, self.prefix,
@@ -312,6 +309,7 @@ class Reduction:
         return [0] * len(self.members) if answer is None else answer.counts[: len(self.members)]
 
     def used(self, used_before: Collection[int] = ()) -> list[bool]:
+        """Return whether this rank used each parameter, now or `used_before`."""
         unused = self.iteration.unused
         return [index not in unused or index in used_before for index in range(len(self.members))]
 
@@ -352,7 +350,10 @@ class Reduction:
         iteration, to_step = self.iteration, self.iteration.to_step
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
-        reduced = [(bucket, self.wait(bucket)) for bucket in self._in_flight()]
+        reduced = []
+        for index in list(iteration.in_flight):
+            bucket = self.buckets[index]
+            reduced.append((bucket, self.wait(bucket)))
         while self.post_backward_futures:
             with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
                 collectives.value_of(self.post_backward_futures.pop(0))
@@ -404,7 +405,8 @@ class Reduction:
 
     def hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         """Put the averages in `buffer` where users look for them; `used[i]`: any rank used parameter i (None: all)."""
-        hand_out(bucket, self.home_of(bucket), buffer, used)
+        is_plain = self.iteration.context_id is None and not bucket.distributed
+        hand_out(bucket, GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
         bucket.gradients = []
 
     def step(self, bucket: Bucket, used: Sequence[bool] | None) -> None:
@@ -460,6 +462,7 @@ class Reduction:
         return [self.buckets[index] for index in self.iteration.in_flight]
 
     def home_of(self, bucket: Bucket) -> GradientHome:
+        """Return where the gradients of `bucket` are."""
         if self.iteration.context_id is not None:
             return autograd_context(self.iteration.context_id)
         return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE

@@ -41,28 +41,55 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[DistributedDataParallel], object
 }
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_a_dropped_wrapper_is_freed_at_once_and_what_it_had_by_one_collection(way: str) -> None:
-    """A wrapper in a cycle would keep its reducer until a second collection: its module, and the memory of a device."""
+def _steps(ddp: DistributedDataParallel) -> None:
+    for _ in range(3):
+        ddp(torch.ones(3, 2)).sum().backward()
+
+
+def _leaves_a_loss(ddp: DistributedDataParallel) -> None:
+    ddp(torch.ones(3, 2))
+
+
+def _raises_in_backward(ddp: DistributedDataParallel) -> None:
+    layers: Any = ddp.module
+    handle = layers[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ddp(torch.ones(3, 2)).sum().backward()
+    handle.remove()
+
+
+def _accumulates(ddp: DistributedDataParallel) -> None:
+    with ddp.no_sync():
+        _steps(ddp)
+
+
+def _joins(ddp: DistributedDataParallel) -> None:
+    with ddp.join():
+        _steps(ddp)
+
+
+ENDS = {"steps": _steps, "loss": _leaves_a_loss, "raised": _raises_in_backward, "no_sync": _accumulates, "join": _joins}
+
+
+@pytest.mark.parametrize(("way", "end"), [*((way, "steps") for way in WAYS), *(("search", end) for end in ENDS)])
+def test_a_dropped_wrapper_is_freed_at_once_with_all_that_it_had(way: str, end: str) -> None:
+    """Torch's is; in a cycle it would keep parameters, gradients and buckets until the garbage collector runs."""
     options, prepare = WAYS[way]
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     parameters = [weakref.ref(parameter) for parameter in module.parameters()]
     ddp = DistributedDataParallel(module, **options)
     prepare(ddp)
-    for _ in range(3):
-        ddp(torch.ones(3, 2)).sum().backward()
+    _steps(ddp)
+    ENDS[end](ddp)
     gc.collect()  # what the first steps of a process leave
     wrapper, reducer = weakref.ref(ddp), weakref.ref(ddp.reducer)
     del ddp, module
-    if way != "compiled":  # Dynamo keeps what it has compiled in a cycle with the module
-        assert wrapper() is None, "the wrapper is in a cycle"
-        gc.collect()
-    else:
+    if way == "compiled":  # Dynamo keeps what it has compiled in a cycle with the module
         torch.compiler.reset()
         gc.collect()
         gc.collect()
-    assert wrapper() is None
-    assert reducer() is None
+    assert wrapper() is None, "the wrapper is in a cycle"
+    assert reducer() is None, "the reducer is in a cycle"
     assert [parameter() for parameter in parameters] == [None] * len(parameters)
 
 

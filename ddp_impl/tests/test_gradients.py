@@ -68,7 +68,7 @@ def test_gradients_become_views_where_they_fit_and_were_used(fits: bool, used: b
         assert collect(bucket, GRAD_ATTRIBUTE, set() if used else {0}, "", divisor=2) == []
     assert bucket.parameters[1].grad is bucket.views[1]
     assert first.grad is (bucket.views[0] if fits and used else kept)
-    assert bucket.homeless == ([] if fits and used else [0])
+    assert bucket.detached_from_view == ([] if fits and used else [0])
 
 
 @pytest.mark.parametrize("in_place", [(), (0,), (1,), (0, 1, 2)])

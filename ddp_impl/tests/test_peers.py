@@ -21,7 +21,6 @@ from ddp_impl.base.logs import log
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire import peers
 from ddp_impl.wire.peers import Peers
-from ddp_impl.wire.slow_waits import SlowWaits
 
 
 class Group(dist.ProcessGroup):
@@ -175,7 +174,7 @@ def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyP
 
 def rank_that_waits(rank: int) -> list[str]:
     """Rank 1 comes to its backward only when rank 0 has said that it waits."""
-    peers._slow_waits = SlowWaits(slow_s=0.2)
+    peers.slow_waits._slow_s = 0.2
     store = dist.distributed_c10d._get_default_store()
     layer = torch.nn.Linear(2, 2)
     ddp = DistributedDataParallel(layer)

@@ -1,4 +1,4 @@
-"""Sharded parameters: what their gradients are averaged as, and the example of docs/tensor_parallel.md."""
+"""Sharded parameters: what their gradients are averaged as, and the example of docs/drop_in.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from ddp_impl.base.tensor_parallel import describe_placement, is_distributed, local_gradient, set_local_gradient
 from ddp_impl.tests.ranks import run_ranks
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "tensor_parallel.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "drop_in.md"
 
 
 def _example() -> dict[str, Any]:

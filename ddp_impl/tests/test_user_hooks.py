@@ -116,7 +116,7 @@ def test_hooks_of_the_user_keep_their_order_and_may_be_removed() -> None:
         assert _keys(module.weight) == [handles[0].id, handles[2].id, own]
         ddp.reducer.remove_hooks()
         assert _keys(module.weight) == [handles[0].id, handles[2].id]
-        assert not ddp.reducer._hooks.come_last()
+        assert not ddp.reducer.hooks.come_last()
 
 
 @pytest.mark.parametrize("register", [None, _nothing])

@@ -18,6 +18,11 @@ from torch.autograd.graph import Node
 
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 
+#: Returns the number of the backward that this thread runs, -1 outside of any; one within another has its own.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+#: Whether a profiler runs.
+profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
 
 def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
     """Return a context that a profiler shows as an event of this name; no event is made while none runs.
@@ -25,8 +30,7 @@ def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
     `record_function` takes microseconds even then, and no public function says whether one does. torch's cheaper
     `_RecordFunctionFast` fails where a profiler begins within the context.
     """
-    running = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    return torch.autograd.profiler.record_function(name) if running else contextlib.nullcontext()
+    return torch.autograd.profiler.record_function(name) if profiler_runs() else contextlib.nullcontext()
 
 
 def call_when_backward_ends(callback: Callable[[], None]) -> None:
@@ -51,7 +55,7 @@ class WhenBackwardEnds:
     ) -> None:
         """Have autograd call this once."""
         self._ended, self._broke_off = ended, broke_off
-        call_when_backward_ends(self)
+        Variable._execution_engine.queue_callback(self)
 
     @keep_out_of_graphs
     def __call__(self) -> None:
@@ -105,12 +109,6 @@ def _parts(traceback: TracebackType | None) -> Iterator[TracebackType]:
 def in_backward() -> bool:
     """Whether this thread runs a backward; torch has no public way to ask."""
     return current_backward() != -1
-
-
-def current_backward() -> int:
-    """Return the number of the backward that this thread runs, -1 outside of any; one within another has its own."""
-    number: int = torch._C._current_graph_task_id()
-    return number
 
 
 def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:

@@ -91,21 +91,21 @@ class exchanging_callbacks:  # noqa: N801  # like a function that makes a block;
         self._exchange, self._is_over = exchange, is_over
 
     def __enter__(self) -> None:
+        global _num_exchanging
         self._before = getattr(_exchanges, "current", None)
         _exchanges.current = self._exchange
-        _count_exchanging(1)
+        with _counting:
+            _num_exchanging += 1
+            torch._dynamo.eval_frame._callback_from_stance = _exchanged
 
     def __exit__(self, *_: object) -> None:
-        _count_exchanging(-1)
+        global _num_exchanging
+        with _counting:
+            _num_exchanging -= 1
+            if not _num_exchanging:
+                torch._dynamo.eval_frame._callback_from_stance = _stance_of
         _exchanges.current = self._before
         self._is_over()
-
-
-def _count_exchanging(change: int) -> None:
-    global _num_exchanging
-    with _counting:
-        _num_exchanging += change
-        torch._dynamo.eval_frame._callback_from_stance = _exchanged if _num_exchanging else _stance_of
 
 
 def _exchanged(callback: Any) -> Any:

@@ -125,10 +125,13 @@ def nodes_behind(output: Tensor) -> list[Node]:
     A view that is changed in place gets another node; that of the tensor of which it is a view stays in the graph. A
     tensor of a transform stands for one outside of it, which the transform will hand out.
     """
-    while is_bound_to_transform(output):
+    while torch._C._functorch.is_functorch_wrapped_tensor(output):
         output = torch._C._functorch.get_unwrapped(output)
-    tensors = (output, output._base) if output._is_view() else (output,)
-    return [tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None]
+    node = output.grad_fn
+    nodes = [] if node is None else [node]
+    if output._is_view() and output._base is not None and output._base.grad_fn is not None:
+        nodes.append(output._base.grad_fn)
+    return nodes
 
 
 def owner_in_graph(tensor: Tensor) -> Tensor | None:
@@ -173,13 +176,17 @@ def has_sizes(tensor: Tensor) -> bool:
     return not tensor.is_nested or tensor.layout is torch.jagged
 
 
+#: Whether any function transform (vmap, grad) is running.
+transforms_active = torch._C._are_functorch_transforms_active
+
+
 def outside_transforms() -> AbstractContextManager[Any]:
     """Return a block that computes as if no function transform (vmap, grad) were running around it.
 
     Whatever is computed within a transform belongs to it: such tensors have no memory that could be asked for, and none
     that outlives the transform.
     """
-    return temporarily_clear_interpreter_stack() if torch._C._are_functorch_transforms_active() else nullcontext()
+    return temporarily_clear_interpreter_stack() if transforms_active() else nullcontext()
 
 
 def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:

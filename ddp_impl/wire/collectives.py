@@ -40,7 +40,7 @@ SENT_AS_THEY_ARE = frozenset(
 
 
 #: Sums of this process that nobody has waited for yet, in whatever group, as long as somebody may.
-_under_way: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+_under_way: dict[int, weakref.ref[dist.Work]] = {}
 
 
 def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
@@ -54,8 +54,9 @@ def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) ->
     try:
         if work.wait() is False:
             raise CommunicationError(f"{operation} has failed: its wait returned False")
-        _under_way.discard(work)
-        _check_answers(work, operation)
+        _under_way.pop(id(work), None)
+        if type(work) is not dist.Work:  # of torch's own, asking is deprecated
+            _check_answers(work, operation)
         _check_future(work, operation, outputs)
     except Exception as error:
         error.add_note(f"in {operation}")
@@ -97,9 +98,10 @@ def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) ->
         raise
     held = future.value() if future.done() else future.wait()
     told = [held] if isinstance(held, Tensor) else held
-    if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
+    # As mostly; what follows costs ten times as much.
+    if type(told) is list and len(told) == len(outputs) and all(map(is_, told, outputs)):
         return
-    if len(told) == len(outputs) and all(map(is_, told, outputs)):  # as mostly; what follows costs ten times as much
+    if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
         return
     if outputs and (came := _num_bytes(told)) != (expected := _num_bytes(outputs)):
         raise CommunicationError(
@@ -123,8 +125,12 @@ def _as_real(tensor: Tensor) -> Tensor:
 
 def _started(work: dist.Work | None, operation: str) -> dist.Work:
     if work is None:
-        raise RuntimeError(f"{operation} gave no work: this rank is not in the process group")
+        raise _no_work(operation)
     return work
+
+
+def _no_work(operation: str) -> RuntimeError:
+    return RuntimeError(f"{operation} gave no work: this rank is not in the process group")
 
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
@@ -134,14 +140,17 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
     one overlaps with another collective (docs/decisions/sparse_sums.md).
     """
     if tensor.is_sparse:
-        _await(list(_under_way))
+        _await([work for ref in _under_way.values() if (work := ref()) is not None])
+        _under_way.clear()
     options = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = op, True
-    work = _started(group.allreduce([_as_real(tensor)], options), "all_reduce")
+    work = group.allreduce([torch.view_as_real(tensor) if tensor.is_complex() else tensor], options)
+    if work is None:
+        raise _no_work("all_reduce")
     if tensor.is_sparse:
         _await([work])
     else:
-        _under_way.add(work)
+        _under_way[id(work)] = weakref.ref(work)
     return work
 
 

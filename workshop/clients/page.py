@@ -1,4 +1,4 @@
-"""docs/clients.md: the table of clients, and the same table with some rows renewed."""
+"""The table of clients, and the same table with some rows renewed."""
 
 from __future__ import annotations
 

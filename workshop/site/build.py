@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,40 +45,63 @@ def command(out: Path, results: Path | None) -> None:
 
 
 def _generated(stored: Path | None) -> Mapping[str, str]:
+    from conformance.backends.gloo import GLOO
     from conformance.cli import main
     from conformance.mutants.catalogue import load_deviations, load_mutants
-    from conformance.mutants.printed import found_on
+    from conformance.mutants.detected import DETECTED, found_in, made_in
+    from conformance.mutants.page import detection_page
     from conformance.report.results import results_pages, stored_reports
     from conformance.report.schema import report_schema
     from conformance.run.baseline import FOLDER, read_baseline
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
+    from workshop.behaviour_rows import load_behaviours
+    from workshop.capabilities import capabilities_page
     from workshop.site.command_pages import command_pages
     from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
     from workshop.site.run_pages import run_pages
+    from workshop.specification import specification_pages
+    from workshop.systems import systems_page
 
-    reports = stored_reports([stored]) if stored is not None and any(stored.rglob("report.json")) else ()
-    detection = (workshop.ROOT / "docs/detection.md").read_text(encoding="utf-8")
-    passages = read_passages(DEFINITION, PASSAGES, load_catalogue())
+    catalogue, scenarios, mutants = load_catalogue(), load_scenarios(), load_mutants()
+    versions = tuple(map(load_version, known_versions()))
+    reports = stored_reports([stored]) if stored is not None and any(stored.rglob("report.json*")) else ()
+    detected = DETECTED.read_text(encoding="utf-8")
+    found = found_in(detected, mutants, load_deviations())
+    passages = read_passages(DEFINITION, PASSAGES, catalogue)
     evidence = Evidence(
-        found_on(detection, load_mutants(), load_deviations()),
+        found,
         tuple(read_baseline(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))),
         tuple(one.report for one in reports),
-        tuple(map(load_version, known_versions())),
+        versions,
         passages,
     )
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {
-        **requirement_pages(load_catalogue(), load_scenarios(), evidence),
+        **requirement_pages(catalogue, scenarios, evidence),
+        **{f"specification/{name}": text for name, text in specification_pages(catalogue, scenarios, versions).items()},
         **command_pages(main),
-        **run_pages(reports, load_scenarios()),
+        **run_pages(reports, scenarios),
+        "capabilities.md": capabilities_page(GLOO, scenarios, {one.id: one.level for one in catalogue}),
+        "detection.md": detection_page(catalogue, found, made_in(detected)),
+        "reducer.md": _reducer(),
+        "systems.md": systems_page(
+            load_behaviours(), Counter(kill.requirement for one in mutants for kill in one.kills)
+        ),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
         "definition.md": definition_page(DEFINITION, passages),
         "decisions/index.md": _decisions(),
     }
+
+
+def _reducer() -> str:
+    from conformance.subjects.reducer_diagram import reducer_diagram
+
+    page = (workshop.ROOT / "docs/reducer.md").read_text(encoding="utf-8")
+    return f"{page}\n## The state machine\n\n```mermaid\n{reducer_diagram()}```\n"
 
 
 def _decisions() -> str:

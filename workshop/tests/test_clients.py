@@ -14,7 +14,7 @@ from conformance.errors import ClientError
 from workshop.__main__ import main
 from workshop.clients.client import Client, load_clients
 from workshop.clients.comparison import Judgement, Result, differences_of, judged
-from workshop.clients.page import clients_page, renewed, row_text, rows_on
+from workshop.clients.page import renewed, row_text, rows_on
 from workshop.clients.row import Row
 from workshop.clients.torch_fault import TorchFault, load_torch_faults
 from workshop.clients.trial import Trial, tried
@@ -150,16 +150,6 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "torch_faults.toml").write_text('[one]\nsentence = ""\n')
     with pytest.raises(ClientError, match="expected evidence, link, sentence; found sentence"):
         load_torch_faults(tmp_path)
-
-
-def test_the_page_has_a_row_for_every_client() -> None:
-    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
-    rows = rows_on(page)
-    assert list(rows) == [client.name for client in load_clients(FOLDER)], "run `bash ci/clients.sh NAME`"
-    for client in load_clients(FOLDER):
-        assert rows[client.name].split(" | ")[0].endswith(client.subject), f"run `bash ci/clients.sh {client.name}`"
-    made = next(line for line in page.splitlines() if line.startswith("Last run on"))
-    assert clients_page(rows, made) == page, "its text is another than page.py's: run `bash ci/clients.sh NAME`"
 
 
 def test_rows_are_renewed_one_by_one() -> None:

@@ -40,7 +40,6 @@ COMMAND = re.compile(
 NOT_HERE = {
     r"\.\.\.(\s|$)|NAME|<\w+>|FOLDER|\bREPORT\b|key FILE": "it has a blank to fill in",
     r"^bash ci/test\.sh": "it runs these tests",
-    r"^bash ci/environment\.sh": "these tests run in what it makes",
     r"^bash ci/conformance\.sh": "it takes a quarter of an hour; every push runs it, in .github/workflows/gloo.yml",
     r"^bash ci/clients\.sh": "it fetches libraries; .github/workflows/clients.yml runs it every night",
     r"^bash ci/scoreboard\.sh": "it needs other projects' DDPs",
@@ -55,7 +54,6 @@ NOT_HERE = {
     r"^python -m workshop": "it changes this checkout; workshop/tests run it",
     r"^EXPECTTEST_ACCEPT": "it rewrites a page",
     r"pip install": "it fetches packages; test_onboarding.py installs the generated one",
-    r"detection\.md": "it runs every mutant: MUTANTS=1 bash ci/nightly.sh",
     r"^python -m ddp_impl$": "it is a command's name",
     r"volta": "test_onboarding.py follows that section of docs/onboarding.md",
     r"others:REPLICATE": "torch's replicate breaks requirements: the command ends with 1, as docs/scoreboard.md says",

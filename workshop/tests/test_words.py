@@ -1,4 +1,4 @@
-"""Pages are read: sentences are short, requirements have one MUST, links lead somewhere, the README is one screen."""
+"""Pages are read: links lead somewhere, requirements have one MUST a sentence, the README is one screen."""
 
 from __future__ import annotations
 
@@ -11,56 +11,27 @@ import pytest
 
 from conformance.spec.catalogue import Chapter, load_catalogue
 from workshop import ROOT
-from workshop.sentences import num_words, sentences
 
-MOST_WORDS = 48
-MOST_WORDS_OF_A_REQUIREMENT = 25
-#: Made by commands: their rows hold errors of torch and of backends as they came.
-MADE = {
-    "clients.md",
-    "detection.md",
-    "explored_torch.md",
-    "gpu.md",
-    "smoke.md",
-}
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in MADE),
-    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "results" / "README.md",
 ]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_sentence_is_too_long(page: Path) -> None:
-    long = [one for one in sentences(page.read_text(encoding="utf-8")) if num_words(one) > MOST_WORDS]
-    assert not long, "\n".join(f"{num_words(one)} words, at most {MOST_WORDS}: {one}" for one in long)
-
-
-def test_sentences_are_counted_without_code_and_cell_by_cell() -> None:
-    prose = "# Head\n\nOne two. Three [four](x.md#y)\nfive `six seven`!\n\n    code of its own\n\n"
-    page = f"{prose}| a b | c |\n|---|---|\n- d e\n"
-    assert [num_words(one) for one in sentences(page)] == [2, 2, 4, 2, 1, 1, 1, 3]
-    (long,) = sentences("word " * 49)
-    assert num_words(long) > MOST_WORDS
+#: Leads to pages that the site's build makes, which checks its links.
+START = ROOT / "docs" / "index.md"
 
 
 @pytest.mark.parametrize("chapter", load_catalogue().chapters, ids=lambda chapter: str(chapter.name))
-def test_sentences_of_requirements_are_short_and_have_one_must(chapter: Chapter) -> None:
-    parts = [(one.id, part) for one in chapter.requirements for part in sentences(one.statement)]
+def test_each_sentence_of_a_requirement_has_at_most_one_must(chapter: Chapter) -> None:
+    parts = [(one.id, part) for one in chapter.requirements for part in re.split(r"(?<=[.!?])\s+", one.statement)]
     second = [f"{name}: {part}" for name, part in parts if len(re.findall(r"\bMUST\b", part)) > 1]
     assert not second, "\n".join(["a second MUST, make it a sentence of its own:", *second])
-    long = [(name, part) for name, part in parts if num_words(part) > MOST_WORDS_OF_A_REQUIREMENT]
-    assert not long, "\n".join(f"{name}: {num_words(part)} words, at most 25: {part}" for name, part in long)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-#: Leads to pages that the site's build makes, which checks its links.
-START = ROOT / "docs" / "index.md"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +42,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page
+        if there.suffix == ".svg" and there.with_suffix(".txt").exists():  # the site draws it
+            continue
         if not there.exists() or (anchor and anchor not in anchors(there)):
             dead.append(target)
     assert dead == []
@@ -95,6 +68,11 @@ def test_a_decision_has_the_form(page: Path) -> None:
     expected = f"{page.name} must have these parts in this order, each once but `Why not`: {', '.join(FORM)}"
     assert list(dict.fromkeys(parts)) == FORM, f"{expected}; it has {', '.join(parts) or 'none'}"
     assert len(parts) - parts.count("Why not") == len(FORM) - 1, f"{expected}; it has {', '.join(parts) or 'none'}"
+
+
+def test_contributing_fits_an_afternoon() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "docs" / "onboarding.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_the_readme_is_short() -> None:

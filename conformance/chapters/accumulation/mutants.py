@@ -151,8 +151,8 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
     """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
     on_backward = reducer.hooks.on_backward
 
-    def listen(outputs: Iterable[Tensor], reached: Callable[[object], None]) -> bool:
-        return on_backward(outputs, lambda _: None if reducer.reduction.iteration.is_probed else reached(_))
+    def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object) -> bool:
+        return on_backward(outputs, lambda: None if reducer.reduction.iteration.is_probed else reached(), *keeps)
 
     with mock.patch.object(reducer.hooks, "on_backward", listen):
         forward_was_local(outputs)
@@ -160,10 +160,10 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
 
 @replaces(AutogradHooks, "on_backward")
 def HearsOfOutputsAsTheyWere(
-    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], reached: Callable[[object], None]
+    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None
 ) -> bool:
     """BUG: a backward reports that it came to an output only where that is still what forward returned."""
     nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
     for node in nodes:
-        node.register_prehook(reached)
+        node.register_prehook(lambda _, keeps=keeps: report())
     return bool(nodes)

@@ -87,8 +87,10 @@ def NeverRebuilds(planning: BucketPlanning, rebuild: Call) -> None:
 @replaces(Reducer, "prepare_for_forward")
 def RebuildsEveryStep(reducer: Reducer, prepare_for_forward: Call) -> None:
     """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
-    if reducer.reduction.learnt.has_rebuilt_buckets:
-        reducer.planning.exchange_order()
+    learnt = reducer.reduction.learnt
+    if learnt.has_rebuilt_buckets:
+        learnt.has_rebuilt_buckets = False
+        reducer.planning.exchange_order(is_over=True)
         reducer.planning.await_order()
     prepare_for_forward()
 

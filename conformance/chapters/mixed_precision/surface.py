@@ -71,8 +71,15 @@ def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.
 
 
 def _checkpoint(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
+    within: dict[str, Any] = {}
+    handle = module.get_submodule("layer").register_forward_hook(lambda *_: within.update(module.state_dict()))
     loss = model(_inputs().to(ctx.device)).sum()
-    facts: dict[str, Any] = {"dtypes_between": _dtypes(module.state_dict()), "between": _values(module.state_dict())}
+    handle.remove()
+    facts: dict[str, Any] = {
+        "dtypes_within": _dtypes(within),
+        "dtypes_between": _dtypes(module.state_dict()),
+        "between": _values(module.state_dict()),
+    }
     ctx.backward(loss, 0)
     state = model.state_dict()
     facts |= {"keys": list(state), "dtypes": _dtypes(module.state_dict())}
@@ -117,7 +124,7 @@ def _surface(scenario: Scenario) -> Mapping[int, Facts]:
     state = module.state_dict()
     facts = {"same": True, "dtypes": _dtypes(state), "values": _values(state)}
     if scenario.arguments["aspect"] == "checkpoint":
-        facts |= {"dtypes_between": facts["dtypes"], "between": facts["values"]}
+        facts |= {"dtypes_within": facts["dtypes"], "dtypes_between": facts["dtypes"], "between": facts["values"]}
         facts["keys"] = [f"module.{name}" for name in state]
         facts["loaded_dtypes"] = _dtypes(state)
         facts["loaded"] = module.layer.weight.detach() + 1

@@ -65,9 +65,9 @@ class Starter:
         return tuple(written)
 
     def _check(self, parent: Path) -> None:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name) or keyword.iskeyword(self.package):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", self.name) or keyword.iskeyword(self.package):
             raise StarterError(
-                f"{self.name!r} cannot be the name of a package: expected letters, digits, - and _, a letter first"
+                f"{self.name!r} cannot be the name of a package: expected 1 to 100 letters, digits, - and _"
             )
         if importlib.util.find_spec(self.package) is not None:
             raise StarterError(f"a module {self.package} exists already and would be hidden; choose another name")

@@ -1,11 +1,12 @@
 """Scenarios of chapter crossed: for each operation, cells in which every two values of two axes meet.
 
-`pairs` chooses them, which takes seconds; so the cells are in a file that `python -m
-conformance.programs.operations.pairs` prints, and a test tells when they are not those of today.
+`pairs` takes half a minute to choose them, so a file holds the cells: `python -m conformance.programs.operations.pairs`
+prints it, and a test compares the two.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from itertools import groupby
@@ -16,7 +17,7 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import COMPLEX
 from conformance.scenario import Scenario
 
-CELLS = Path(__file__).with_name("cells.json")
+CELLS = Path(__file__).with_name("cells.json.gz")
 
 _grid = BackendGrid("crossed")
 
@@ -38,7 +39,7 @@ def _apart(cell: Cell) -> str:
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
-    cells = sorted(map(Cell.from_json, json.loads(CELLS.read_text())), key=_apart)
+    cells = sorted(map(Cell.from_json, json.loads(gzip.decompress(CELLS.read_bytes()))), key=_apart)
     for world_size, most in ((2, 24), (3, 24), (4, 8)):
         for number in range(most):
             given = {"number": 100 * world_size + number, "length": 50}
