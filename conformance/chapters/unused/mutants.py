@@ -153,8 +153,8 @@ def CountsEarlyGradientsAgain(reducer: Reducer, announce: Call) -> None:
     announce()
 
 
-@replaces(Reducer, "tie")
-def ForgetsIdleRanks(reducer: Reducer, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+@replaces(Some, "tie")
+def ForgetsIdleRanks(expectation: Some, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
     """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
     return output
 
