@@ -211,10 +211,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         callback = frame_callback()
         if callback is None:
             return self._forward(None, inputs, kwargs)
-        return self._forward_compiled(callback, inputs, kwargs)
+        return self.forward_compiled(callback, inputs, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _forward_compiled(self, callback: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def forward_compiled(self, callback: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a forward that `torch.compile` calls; `callback` is that of Dynamo."""
         return self._forward(compiler_behind(callback), inputs, kwargs)
 
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,7 +224,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         with named:
             try:
                 inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-                with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
+                with self._compiled_calls.for_one_forward(self.module, compiler, self.averages_in_graph):
                     return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
             except BaseException as error:
                 self.reducer.peers.raised("forward", error, error.__traceback__)
@@ -278,7 +279,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if self._has_buffers and self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
 
-    def _averages_in_graph(self) -> InGraph | None:
+    def averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
         if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
             return None

@@ -35,7 +35,7 @@ def replicated_parameters(ddp: DistributedDataParallel) -> Iterator[None]:
     communicated on entry, and blocks may be nested.
     """
     global _open_blocks
-    view = _ReplicatedView(ddp)
+    view = ReplicatedView(ddp)
     handles = [
         handle
         for module in ddp.module.modules()
@@ -54,7 +54,7 @@ def replicated_parameters(ddp: DistributedDataParallel) -> Iterator[None]:
             handle.remove()
 
 
-class _ReplicatedView:
+class ReplicatedView:
     """Swaps parameters for the length of the outermost forward: of the whole module, or of a part that runs alone.
 
     Parts run alone when activation checkpointing computes them again.
@@ -94,13 +94,14 @@ class _ReplicatedView:
     def _replicated_parameter(self, parameter: Tensor) -> Tensor:
         if isinstance(parameter, DTensor) or id(parameter) in self._ignored:
             return parameter
-        return self._replicated(parameter)
+        return self.replicated(parameter)
 
     def _replicated_input(self, tensor: Tensor) -> Tensor:
         # Its gradient must come back as a plain one.
-        return self._replicated(tensor) if tensor.requires_grad and not isinstance(tensor, DTensor) else tensor
+        return self.replicated(tensor) if tensor.requires_grad and not isinstance(tensor, DTensor) else tensor
 
-    def _replicated(self, tensor: Tensor) -> Tensor:
+    def replicated(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` as a DTensor that every rank of the mesh has whole; they share memory."""
         return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
 
     def _plain_output(self, tensor: DTensor) -> Tensor:

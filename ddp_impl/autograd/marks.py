@@ -61,11 +61,11 @@ def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = Non
 def _identified(tensor: Tensor, owners: dict[int, Tensor], leaf: Tensor | None) -> Tensor:
     owner = owner_in_graph(tensor)
     if owner is None or owner.retains_grad or (owner is not tensor and is_more_than_a_view(tensor)):
-        another: Tensor = _Identity.apply(tensor, False, leaf)
+        another: Tensor = Identity.apply(tensor, False, leaf)
     else:
         if id(owner) not in owners:
             with keeping_versions([owner]):  # nothing changes, and autograd may have saved the values
-                owners[id(owner)] = _Identity.apply(owner, True, leaf)
+                owners[id(owner)] = Identity.apply(owner, True, leaf)
         if owner is tensor:
             return tensor
         another = view_again(tensor, owner)
@@ -74,7 +74,7 @@ def _identified(tensor: Tensor, owners: dict[int, Tensor], leaf: Tensor | None) 
     return another
 
 
-class _Identity(torch.autograd.Function):
+class Identity(torch.autograd.Function):
     """The identity of a tensor, which is changed in place, or returned as one of its memory that is no view of it."""
 
     @staticmethod

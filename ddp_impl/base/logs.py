@@ -19,7 +19,7 @@ _NAME = "torch.nn.parallel.distributed.ddp_impl"
 log = logging.getLogger(_NAME)
 graph_log = getArtifactLogger(_NAME, "ddp_graphs")
 #: Beneath Dynamo's logger: torch tells there how its own class cuts graphs.
-_dynamo_log = logging.getLogger("torch._dynamo.ddp_impl")
+dynamo_log = logging.getLogger("torch._dynamo.ddp_impl")
 
 
 def milestone(message: str) -> None:
@@ -32,7 +32,7 @@ def milestone(message: str) -> None:
 
 def log_cuts(summary: str, table: str) -> None:
     """Log how a graph is cut: the summary for users, the table of buckets for those who ask for details."""
-    shown_by = log if log.isEnabledFor(logging.INFO) else _dynamo_log
+    shown_by = log if log.isEnabledFor(logging.INFO) else dynamo_log
     shown_by.info(summary)
     shown_by.debug("buckets of the graph:\n%s", table)
     graph_log.debug("buckets of the graph\n%s", table)

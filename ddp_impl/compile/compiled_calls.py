@@ -60,10 +60,10 @@ class CompiledCalls:
         self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
-        self._agree = agree
+        self.agree = agree
         self._calls: list[tuple[ActiveCompiler, Callable[..., Any]]] = []
-        self._backends: list[tuple[_Key, Any, Any]] = []  # ours, and what Dynamo is given of it
-        self._callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
+        self.backends: list[tuple[_Key, Any, Any]] = []  # ours, and what Dynamo is given of it
+        self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
         self._told: set[str] = set()
@@ -80,7 +80,7 @@ class CompiledCalls:
         """
         self._forward = _Forward(module, compiler, averages)
         self.averages_in_graph = False
-        return exchanging_callbacks(self._exchanged, self._forward_is_over)
+        return exchanging_callbacks(self.exchanged, self._forward_is_over)
 
     def _forward_is_over(self) -> None:
         self._forward = None
@@ -136,15 +136,13 @@ class CompiledCalls:
     @property
     def splits(self) -> list[SplitPlan]:
         """The plans of all graphs that were compiled in parts, in that order per backend."""
-        return [
-            plan for _, backend, _ in self._backends if isinstance(backend, SplitBackend) for plan in backend.splits
-        ]
+        return [plan for _, backend, _ in self.backends if isinstance(backend, SplitBackend) for plan in backend.splits]
 
     @property
     def fused(self) -> list[tuple[FusedBucket, ...]]:
         """The buckets of all backward graphs that average in graph, in the order of compilation per backend."""
         return [
-            fused for _, backend, _ in self._backends if isinstance(backend, InGraphBackend) for fused in backend.fused
+            fused for _, backend, _ in self.backends if isinstance(backend, InGraphBackend) for fused in backend.fused
         ]
 
     def _callable_for(self, module: nn.Module, compiler: ActiveCompiler) -> Callable[..., Any]:
@@ -158,16 +156,16 @@ class CompiledCalls:
         self._calls.append((compiler, call))
         return call
 
-    def _exchanged(self, callback: Any) -> Any:
+    def exchanged(self, callback: Any) -> Any:
         """Return the callback with which a function that is called in this forward has its frames compiled."""
         forward = self._forward
         if forward is None or not captures_frames(callback):
             return callback
         aim = self._find_aim(forward)
-        known = self._callbacks.setdefault(callback, {})
+        known = self.callbacks.setdefault(callback, {})
         if aim not in known:
             backend = compiler_behind(callback).backend
-            ours = self._backend_for(backend, aim, forward.module)
+            ours = self.backend_for(backend, aim, forward.module)
             one_graph = aim.reduction is Reduction.IN_GRAPH
             known[aim] = callback if ours is backend else with_backend(callback, ours, one_graph=one_graph)
         return known[aim]
@@ -189,12 +187,12 @@ class CompiledCalls:
             forward.aim = _Aim(reduction_of(self.reduction, answer), fusion, wire_dtype)
         return forward.aim
 
-    def _backend_for(self, backend: Any, aim: _Aim, module: nn.Module) -> Any:
+    def backend_for(self, backend: Any, aim: _Aim, module: nn.Module) -> Any:
         """Return our backend around the user's: the same one if that is all there is to do, or is one of ours."""
-        if any(given is backend for _, _, given in self._backends):
+        if any(given is backend for _, _, given in self.backends):
             return backend
         key = _Key(backend, aim)
-        for known, _, given in self._backends:
+        for known, _, given in self.backends:
             if known == key:
                 return given
         self._check_unchanged(module)
@@ -205,7 +203,7 @@ class CompiledCalls:
             ours = SplitBackend(backend, self.averaged, self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
         if given is not backend:
-            self._backends.append((key, ours, given))
+            self.backends.append((key, ours, given))
         return given
 
     def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:
@@ -240,7 +238,7 @@ class CompiledCalls:
             if self._answered == (group, True):
                 error.add_note(messages.IN_GRAPH_NO_MORE)
                 raise
-            self._agree(False)
+            self.agree(False)
             self._tell_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
         except _OthersSplitError:
             self._tell_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
@@ -254,7 +252,7 @@ class CompiledCalls:
             return
         group = self._forward.in_graph.group
         if self._answered != (group, True):
-            if not self._agree(True):
+            if not self.agree(True):
                 raise _OthersSplitError
             self._answered = (group, True)
         self.averages_in_graph = True

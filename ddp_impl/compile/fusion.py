@@ -93,7 +93,7 @@ def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket
             gradients.setdefault(group, []).append(_Gradient(rules[group].specs[index], node, value))
     fused: list[FusedBucket] = []
     for group, members in gradients.items():
-        fused += _Fuser(graph, group, rules[group]).fuse(members)
+        fused += Fuser(graph, group, rules[group]).fuse(members)
     graph.lint()
     return tuple(fused)
 
@@ -113,11 +113,11 @@ def plan_buckets(rules: FusionRules, present: Sequence[tuple[ParameterSpec, Tens
     return [[ordered[number] for number in bucket] for bucket in plan.buckets]
 
 
-class _Fuser:
+class Fuser:
     """Rewrites one graph for one model."""
 
     def __init__(self, graph: fx.Graph, group: str, rules: FusionRules) -> None:
-        self._graph = graph
+        self.graph = graph
         self._group = group
         self._rules = rules
         self._emit = {
@@ -127,13 +127,14 @@ class _Fuser:
         }[rules.fusion]
 
     def fuse(self, gradients: list[_Gradient]) -> list[FusedBucket]:
+        """Put one reduction for each bucket of `gradients` into the graph."""
         self._fake_mode = detect_fake_mode([gradient.value for gradient in gradients]) or contextlib.nullcontext()
         fused = []
         cursor: fx.Node | None = None  # where the collective before this one was issued
         for places in plan_buckets(self._rules, [(gradient.spec, gradient.value) for gradient in gradients]):
             bucket = [gradients[place] for place in places]
-            cursor = self._after(bucket, cursor)
-            with self._graph.inserting_before(cursor.next):  # in this way, what is added keeps its order
+            cursor = self.after(bucket, cursor)
+            with self.graph.inserting_before(cursor.next):  # in this way, what is added keeps its order
                 cursor = self._emit(bucket)
             wire_dtype = self._rules.wire_dtype or bucket[0].value.dtype
             fused.append(
@@ -147,10 +148,10 @@ class _Fuser:
             )
         return fused
 
-    def _after(self, bucket: Sequence[_Gradient], cursor: fx.Node | None) -> fx.Node:
+    def after(self, bucket: Sequence[_Gradient], cursor: fx.Node | None) -> fx.Node:
         """Return the node after which the bucket can be reduced: its gradients are there, and it is its turn."""
         latest = max([gradient.source for gradient in bucket] + ([] if cursor is None else [cursor]))
-        inputs = self._graph.find_nodes(op="placeholder")
+        inputs = self.graph.find_nodes(op="placeholder")
         return max(latest, inputs[-1]) if inputs else latest
 
     def _concat(self, bucket: Sequence[_Gradient]) -> fx.Node:
@@ -158,7 +159,7 @@ class _Fuser:
         together = flat[0] if len(flat) == 1 else self._call(aten.cat.default, flat)
         scaled = self._call(aten.div.Tensor, self._cast(together, self._rules.wire_dtype), self._divisor(bucket))
         reduced = self._call(functional_collectives.all_reduce.default, scaled, "sum", self._group)
-        with self._graph.inserting_before(min(user for gradient in bucket for user in gradient.call.users)):
+        with self.graph.inserting_before(min(user for gradient in bucket for user in gradient.call.users)):
             waited = self._call(functional_collectives.wait_tensor.default, reduced)
             whole = self._cast(waited, bucket[0].value.dtype)
             sizes = [gradient.value.numel() for gradient in bucket]
@@ -188,7 +189,7 @@ class _Fuser:
 
     def _wait_for_each(self, bucket: Sequence[_Gradient], reduced: Sequence[fx.Node]) -> None:
         for gradient, tensor in zip(bucket, reduced, strict=True):
-            with self._graph.inserting_before(min(gradient.call.users)):
+            with self.graph.inserting_before(min(gradient.call.users)):
                 waited = self._call(functional_collectives.wait_tensor.default, tensor)
                 self._replace(gradient, self._cast(waited, gradient.value.dtype))
 
@@ -208,11 +209,11 @@ class _Fuser:
 
     def _replace(self, gradient: _Gradient, average: fx.Node) -> None:
         gradient.call.replace_all_uses_with(average)
-        self._graph.erase_node(gradient.call)
+        self.graph.erase_node(gradient.call)
 
     def _call(self, target: Callable[..., Any], *args: Any) -> fx.Node:
         """Add a node at the insertion point, with its value."""
-        node = self._graph.call_function(target, args)
+        node = self.graph.call_function(target, args)
         values = fx.map_arg(args, value_of)
         with self._fake_mode:
             node.meta["val"] = target(*values)

@@ -231,7 +231,7 @@ class SplitBackend:
             return self.backend(gm, example_inputs, **options)
         graph_log.debug("graph before it is split\n%s", gm.graph)
         split = split_graph(gm, plan)
-        _log_artifacts(split, plan)
+        log_artifacts(split, plan)
         given = dict(zip(split.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
         for number, (call, part) in enumerate(list(parts(split))):
             compiled = self._compile(part, _inputs_of(split, call, part, given, fake_mode), options, number, plan)
@@ -329,7 +329,8 @@ def _inputs_of(
     return inputs
 
 
-def _log_artifacts(split: fx.GraphModule, plan: SplitPlan) -> None:
+def log_artifacts(split: fx.GraphModule, plan: SplitPlan) -> None:
+    """Log the parts of a graph, for those who ask for graphs."""
     graph_log.debug("graph after it was split\n%s", split.graph)
     trace_structured(
         "artifact",

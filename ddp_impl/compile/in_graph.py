@@ -93,7 +93,7 @@ class InGraphBackend:
         gm = copied(gm)
         self._insert_averages(gm, example_inputs)
         divisor = self.reducer.divisor
-        backend = with_backward_pass(self.backend, self._fuse, repr(self.reducer.rules))
+        backend = with_backward_pass(self.backend, self.fuse, repr(self.reducer.rules))
         compiled = backend(gm, [*example_inputs, divisor], **options)
 
         def run(*inputs: Any) -> Any:
@@ -137,7 +137,8 @@ class InGraphBackend:
                 "to the reducer (torch._dynamo.config.optimize_ddp = True)."
             )
 
-    def _fuse(self, gm: fx.GraphModule) -> None:
+    def fuse(self, gm: fx.GraphModule) -> None:
+        """Put the reductions of a backward graph where its gradients are there, fused into buckets."""
         fused = fuse(gm.graph, {self.reducer.group.name: self.reducer.rules})
         if fused:
             self.fused.append(fused)

@@ -54,7 +54,7 @@ class LocalGradients:
     def _tell_apart(self, outputs: Iterable[Tensor], kind: str) -> None:
         def backward_begins(_: object) -> None:
             if self._running is None:
-                self._begin(kind)
+                self.begin(kind)
             elif self._running != kind:
                 raise self._mixed()
 
@@ -62,7 +62,8 @@ class LocalGradients:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(keep_out_of_graphs(backward_begins))
 
-    def _begin(self, kind: str) -> None:
+    def begin(self, kind: str) -> None:
+        """Note that a backward of this kind begins; raise if gradients wait that it would not average."""
         if kind == "in graph" and self._used_locally:
             raise self._mixed()
         self._running = kind

@@ -93,6 +93,7 @@ class ParameterSwap:
 
 class _ReadThrough(dict[str, Any]):
     """A module's table of parameters, which shows others in place of its `own` parameters.
+
     `state_dict()`, which may be called at any time, reads the parameters themselves.
     """
 

@@ -30,7 +30,8 @@ class ParameterWatch:
 
     The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
     the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
-    that need no gradient. `averaged`: the parameters of `members`.
+    that need no gradient. `averaged`: the parameters of `members`, in
+    their order `parameters`; `in_cpp`: what torch has for them in C++.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class ParameterWatch:
         self._rank = rank
         self._members = members
         self.averaged = {member.parameter for member in members}
-        self._parameters = [member.parameter for member in members]
-        self._in_cpp = list(map(tensor_in_cpp, self._parameters))
+        self.parameters = [member.parameter for member in members]
+        self.in_cpp = list(map(tensor_in_cpp, self.parameters))
         self._ignored = ignored
         self._warned = False
         self._may_lose = False
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
-        self._remember()
+        self.remember()
 
     def check(self, *, may_lose: bool = False) -> bool:
         """Return whether the module consists of other parts than before, buffers included.
@@ -67,7 +68,7 @@ class ParameterWatch:
         Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
         self._may_lose, self._is_hidden = may_lose, False
-        if list(map(tensor_in_cpp, self._parameters)) != self._in_cpp:
+        if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
             list(map(len, self._tables)) == self._sizes
@@ -85,21 +86,21 @@ class ParameterWatch:
         stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
         if self._may_lose:
-            gone = [name for name in gone if self._is_replaced(name, present)]
+            gone = [name for name in gone if self.is_replaced(name, present)]
         if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
         if stand_ins:
-            self._warn_about(stand_ins)
+            self.warn_about(stand_ins)
             self._is_hidden = True
             return False  # they are there for one call
-        self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+        self.remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
         return True
 
     def _swapped_names(self) -> list[str]:
-        now = map(tensor_in_cpp, self._parameters)
+        now = map(tensor_in_cpp, self.parameters)
         return [
             member.name
-            for member, before, after in zip(self._members, self._in_cpp, now, strict=True)
+            for member, before, after in zip(self._members, self.in_cpp, now, strict=True)
             if before != after
         ]
 
@@ -123,7 +124,7 @@ class ParameterWatch:
             and not self.is_averaged(parameter)
         )
 
-    def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
+    def is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
         """Whether another parameter has come in this one's place: ranks that have frozen it would say nothing of it."""
         return name in present and present[name] not in self.averaged
 
@@ -145,7 +146,7 @@ class ParameterWatch:
                 return True
         return False
 
-    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
+    def warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
         """Warn of tensors that keep their gradients; those that were computed pass them on, to parameters perhaps."""
         keep = [name for name, tensor in stand_ins.items() if tensor.is_leaf and tensor.requires_grad]
         if keep and not self._warned:
@@ -157,7 +158,8 @@ class ParameterWatch:
                 stacklevel=2,
             )
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
+        """Take what the module consists of now for what it is to consist of."""
         contents = list(_tables(self._module, parameter_table, child_table))
         self._tables = [*contents, *_tables(self._module, buffer_table)]  # of buffers it matters whether there are any
         self._sizes = [len(table) for table in self._tables]

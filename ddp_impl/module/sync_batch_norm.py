@@ -54,7 +54,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         mean, variance, count = _statistics_of_all(input, group)
         if self.track_running_stats:
             self._track(mean, variance, count)
-        output: Tensor = _NormaliseOverRanks.apply(
+        output: Tensor = NormaliseOverRanks.apply(
             input, self.weight, self.bias, mean, torch.rsqrt(variance + self.eps), count, group
         )
         return output
@@ -125,7 +125,7 @@ def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, 
         return mean, variance, count
 
 
-class _NormaliseOverRanks(torch.autograd.Function):
+class NormaliseOverRanks(torch.autograd.Function):
     """Normalisation by statistics to which the rows of every rank contributed."""
 
     @staticmethod
@@ -133,6 +133,7 @@ class _NormaliseOverRanks(torch.autograd.Function):
         ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor,
         group: dist.ProcessGroup,
     ) -> Tensor:  # fmt: skip
+        """Return the normalised rows; every rank must call it."""
         ctx.save_for_backward(rows, weight, mean, scale, count)
         ctx.group = group
         normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
@@ -142,6 +143,7 @@ class _NormaliseOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of rows, weight and bias; every rank must call it."""
         rows, weight, mean, scale, count = ctx.saved_tensors
         found: tuple[Tensor | None, ...] = _gradients(grads[0], rows, weight, mean, scale, count, ctx.group)
         if torch.is_grad_enabled():

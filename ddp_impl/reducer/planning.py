@@ -21,7 +21,7 @@ class BucketPlanning:
 
     def __init__(self, reduction: Reduction, early_moves: EarlyMoves) -> None:
         """Plan one bucket per kind of gradient."""
-        self._reduction, self._early_moves = reduction, early_moves
+        self.reduction, self._early_moves = reduction, early_moves
         self.specs = [member.spec(reduction.options) for member in reduction.members]
         devices = {member.parameter.device for member in reduction.members}
         times = reduction.device.type != "cpu" and len(devices) == 1 and reduction.options.caps.measured
@@ -31,10 +31,10 @@ class BucketPlanning:
 
     def begin_to_learn(self) -> None:
         """Start from buckets that guess nothing, with nothing learnt."""
-        options = self._reduction.options
+        options = self.reduction.options
         # A static graph is learnt in its first iteration; the next one counts on it.
         measures = options.caps.measured and not options.static_graph
-        self._reduction.arrivals.forget(NUM_PROFILED if measures else 1)
+        self.reduction.arrivals.forget(NUM_PROFILED if measures else 1)
         self.adopt(plan_for_unknown_order(self.specs))
 
     def exchange_order(self, *, is_over: bool) -> None:
@@ -47,7 +47,7 @@ class BucketPlanning:
         what ranks run between two backwards may wait for another rank's, as the stages of a pipeline do, and they may
         run forwards of several wrappers in different orders.
         """
-        reduction, learnt, arrivals = self._reduction, self._reduction.learnt, self._reduction.arrivals
+        reduction, learnt, arrivals = self.reduction, self.reduction.learnt, self.reduction.arrivals
         if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
             return
         progress, hook = reduction.iteration.progress, reduction.comm_hook
@@ -68,24 +68,24 @@ class BucketPlanning:
 
     def await_order(self) -> None:
         """Wait for what ranks exchange about their orders, if that is on its way; note whether they differ."""
-        learnt, exchange = self._reduction.learnt, self._reduction.learnt.order_exchange
+        learnt, exchange = self.reduction.learnt, self.reduction.learnt.order_exchange
         learnt.order_exchange = None
         if exchange is not None:
-            with self._reduction.peers.awaiting("backward", self._awaited):
+            with self.reduction.peers.awaiting("backward", self._awaited):
                 answer = exchange.result()
             learnt.order = [number for number in answer.of_rank_0 if number >= 0]
             if not all(answer.alike):
-                self._reduction.order.ranks_diverge = True
+                self.reduction.order.ranks_diverge = True
 
     def _awaited(self) -> str:
-        return messages.order([member.name for member in self._reduction.members])
+        return messages.order([member.name for member in self.reduction.members])
 
     def rebuild(self) -> None:
         """Plan buckets anew from the order in which gradients arrived on rank 0; once, when it is known.
 
         Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent the order of another wrapper.
         """
-        reduction, learnt = self._reduction, self._reduction.learnt
+        reduction, learnt = self.reduction, self.reduction.learnt
         number, *order = learnt.order
         if number != reduction.peers.number:
             text = messages.another_wrapper(reduction.rank, reduction.peers.number, number)
@@ -101,12 +101,12 @@ class BucketPlanning:
 
     def log_plan(self, what: str) -> None:
         """Log `what` happened, and the buckets as they are now."""
-        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self._reduction.buckets]
-        milestone(messages.planned(self._reduction.rank, what, buckets, verbose=is_verbose()))
+        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self.reduction.buckets]
+        milestone(messages.planned(self.reduction.rank, what, buckets, verbose=is_verbose()))
 
     def choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
-        reduction, arrivals = self._reduction, self._reduction.arrivals
+        reduction, arrivals = self.reduction, self.reduction.arrivals
         cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, reduction.group, reduction.device))
         if self.device_times is None:
             ready_ns = zip(arrivals.order, arrivals.ready_ns, strict=True)
@@ -121,7 +121,7 @@ class BucketPlanning:
 
     def adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
-        reduction = self._reduction
+        reduction = self.reduction
         reduction.buckets[:] = allocate(plan, reduction.members, reduction.options, reduction.buckets)
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
         reduction.iteration = Iteration(reduction.rank, reduction.iteration.number, range(len(reduction.buckets)))

@@ -165,7 +165,8 @@ class Reducer:
         iteration = self.reduction.iteration
         if iteration.is_repeated and iteration.is_probed:
             # torch.autograd.grad, perhaps on this rank alone: others would rebuild buckets now without it.
-            self._forget_iteration()
+            last = iteration.number
+            self.reduction.iteration = Iteration(self.reduction.rank, last, range(len(self.buckets)))
         self.telemetry.current.forward_start = now_ns()
         if self.reduction.learnt.order:
             self.rebuild_buckets()
@@ -652,11 +653,6 @@ class Reducer:
             for full in self.arrivals.exclude(absent):
                 self.bucket_is_full(full)
 
-    def _forget_iteration(self) -> None:
-        self.reduction.iteration = Iteration(
-            self.reduction.rank, self.reduction.iteration.number, range(len(self.buckets))
-        )
-
     def finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         reduction, iteration, learnt = self.reduction, self.reduction.iteration, self.reduction.learnt
@@ -683,14 +679,7 @@ class Reducer:
 
     # -- names of torch's reducer that other projects call (docs/private_names.md) -------------------------------------
 
-    def _rebuild_buckets(self) -> bool:
-        return self.rebuild_buckets()
-
-    def _check_reducer_finalized(self) -> None:
-        self.check_finished()
-
-    def _remove_autograd_hooks(self) -> None:
-        self.remove_hooks()
+    _rebuild_buckets, _check_reducer_finalized, _remove_autograd_hooks = rebuild_buckets, check_finished, remove_hooks
 
     def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
         """Have the first bucket wait for what a join context was told of this forward."""

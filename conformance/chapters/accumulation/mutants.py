@@ -6,12 +6,10 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from ddp_impl.reducer.local_backward import LocalBackward
-from ddp_impl.reducer.parameter_usage import ParameterUsage
-from ddp_impl.reducer.reducer_state import Phase
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
@@ -65,7 +63,7 @@ def _mean_of_gathered(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Te
 class _AsksItsWrapper(Reduction):
     wrapper: Any
 
-    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+    def send(self, bucket: Bucket, buffer: Tensor) -> None:
         if self.wrapper().require_backward_grad_sync:
             super().send(bucket, buffer)
         else:
@@ -107,10 +105,10 @@ class HidesNoSync(Ours):
             return super().forward(*inputs, **kwargs)
 
 
-@replaces(ParameterUsage, "_used")
-def ForgetsEarlierUse(usage: ParameterUsage, used: Call, used_before: Collection[int] = ()) -> Any:
+@replaces(Reduction, "used")
+def ForgetsEarlierUse(reduction: Reduction, used: Call, used_before: Collection[int] = ()) -> Any:
     """BUG: what was used under `no_sync` does not count as used when it is reduced."""
-    usage.used_locally.clear()
+    reduction.used_locally.clear()
     return used(())
 
 
@@ -148,19 +146,24 @@ def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterab
     """BUG: any backward sets off the reduction that a synchronised forward has armed, a local one, too."""
 
 
-@replaces(LocalBackward, "begin")
-def TakesFailedForRunning(local: LocalBackward, begin: Call, num_triggers: int) -> None:
+@replaces(Reducer, "forward_was_local")
+def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: Iterable[Tensor]) -> None:
     """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
-    if local._reducer.state.phase is not Phase.PROBED:
-        begin(num_triggers)
+    on_backward = reducer.hooks.on_backward
+
+    def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object) -> bool:
+        return on_backward(outputs, lambda: None if reducer.reduction.iteration.is_probed else reached(), *keeps)
+
+    with mock.patch.object(reducer.hooks, "on_backward", listen):
+        forward_was_local(outputs)
 
 
 @replaces(AutogradHooks, "on_backward")
 def HearsOfOutputsAsTheyWere(
-    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], reached: Callable[[], None]
+    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None
 ) -> bool:
     """BUG: a backward reports that it came to an output only where that is still what forward returned."""
     nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
     for node in nodes:
-        node.register_prehook(lambda _: reached())
+        node.register_prehook(lambda _, keeps=keeps: report())
     return bool(nodes)

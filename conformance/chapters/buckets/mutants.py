@@ -8,8 +8,6 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from ddp_impl.reducer.order_check import OrderCheck
-from ddp_impl.reducer.reducer_state import BucketPhase, ReducerState
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
@@ -21,7 +19,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.buckets.plan import BucketPlan, plan_for_unknown_order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 
@@ -50,25 +48,26 @@ def MixesDtypes(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParame
 
 
 class _OneKind(BucketPlanning):
-    def _adopt(self, plan: BucketPlan) -> None:
+    def adopt(self, plan: BucketPlan) -> None:
         self.specs = [dataclasses.replace(spec, kind=()) for spec in self.specs]
-        super()._adopt(plan if plan.capped else plan_for_unknown_order(self.specs))
+        super().adopt(plan if plan.capped else plan_for_unknown_order(self.specs))
 
 
 @replaces(BucketPlanning, "rebuild")
-def AlternatesBuckets(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
+def AlternatesBuckets(planning: BucketPlanning, rebuild: Call) -> None:
     """BUG: buckets are planned anew in every iteration, by the order of gradients and then by its reverse."""
-    planning.has_rebuilt_buckets = False
-    planning.arrivals.order.reverse()
-    rebuild(*told)
+    rebuild()
+    planning.reduction.learnt.has_rebuilt_buckets = False
+    planning.reduction.arrivals.order.reverse()
 
 
 class _Capping(Ours):
     """Changes the caps that were asked for."""
 
-    def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._options = dataclasses.replace(self._options, caps=self.caps_from(self._options.caps))
-        super().attach_reducer(members)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        asked = BucketCaps.from_mb
+        with mock.patch.object(BucketCaps, "from_mb", lambda *caps: self.caps_from(asked(*caps))):
+            super().__init__(*args, **kwargs)
 
     def caps_from(self, caps: BucketCaps) -> BucketCaps:
         raise NotImplementedError
@@ -81,36 +80,36 @@ def EachAlone(ddp: _Capping, caps_from: Call, caps: BucketCaps) -> BucketCaps:
 
 
 @replaces(BucketPlanning, "rebuild")
-def NeverRebuilds(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
+def NeverRebuilds(planning: BucketPlanning, rebuild: Call) -> None:
     """BUG: the buckets of the first iteration are kept for ever."""
 
 
-@replaces(BucketPlanning, "rebuild")
-def RebuildsEveryStep(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
+@replaces(Reducer, "prepare_for_forward")
+def RebuildsEveryStep(reducer: Reducer, prepare_for_forward: Call) -> None:
     """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
-    planning.has_rebuilt_buckets = False
-    planning.exchange_order(told[0], told[1], lambda: None)
-    planning.await_order(told[1], mock.Mock(OrderCheck, is_own=False))
-    rebuild(*told)
+    learnt = reducer.reduction.learnt
+    if learnt.has_rebuilt_buckets:
+        learnt.has_rebuilt_buckets = False
+        reducer.planning.exchange_order(is_over=True)
+        reducer.planning.await_order()
+    prepare_for_forward()
 
 
 @replaces(BucketPlanning, "rebuild")
-def PlansByOwnOrder(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
+def PlansByOwnOrder(planning: BucketPlanning, rebuild: Call) -> None:
     """BUG: each rank plans its buckets by the order in which it saw gradients itself."""
-    order = planning.arrivals.order
-    if not planning.arrivals.learns_order and not planning.has_rebuilt_buckets and order:
-        planning._adopt(plan_for_order(planning.specs, order, planning.caps))
-        planning.has_rebuilt_buckets = True
+    planning.reduction.learnt.order[1:] = planning.reduction.arrivals.order
+    rebuild()
 
 
-@replaces(ReducerState, "take_launchable")
-def LaunchesWhatIsFull(state: ReducerState, take_launchable: Call) -> list[int]:
+@replaces(Reducer, "launch_full_buckets")
+def LaunchesWhatIsFull(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: a bucket is reduced as soon as it is full, in whatever order that happens on this rank."""
-    full = [index for index, phase in enumerate(state.buckets) if phase is BucketPhase.FULL]
-    for index in full:
-        state.buckets[index] = BucketPhase.LAUNCHED
-    state.num_launched += len(full)
-    return full
+    now = reducer.reduction.iteration
+    full = now.full.difference(now.launched)
+    others = [index for index in now.launch_order if index not in full and index not in now.launched]
+    now.launch_order, now.num_late = [*now.launched, *full, *others], 0
+    launch_full_buckets()
 
 
 @replaces(_Capping, "caps_from")
@@ -136,10 +135,10 @@ def CapsOneBucketLate(ddp: _Capping, caps_from: Call, caps: BucketCaps) -> Bucke
 
 
 @replaces(BucketPlanning, "choose_caps")
-def ChoosesOwnCaps(planning: BucketPlanning, choose_caps: Call, group: Any) -> Any:
+def ChoosesOwnCaps(planning: BucketPlanning, choose_caps: Call) -> Any:
     """BUG: with `bucket_cap_mb="auto"` each rank chooses caps of its own."""
-    chosen = choose_caps(group)
-    return dataclasses.replace(chosen, cap_bytes=chosen.cap_bytes + 4 * planning.state.rank)
+    chosen = choose_caps()
+    return dataclasses.replace(chosen, cap_bytes=chosen.cap_bytes + 4 * planning.reduction.rank)
 
 
 @replaces(TorchDDP, "__init__")
@@ -172,15 +171,11 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
 @replaces(Reducer, "launch_full_buckets")
 def LaunchesOneLate(reducer: Reducer, launch_full_buckets: Call) -> None:
     """BUG: a full bucket waits until the next one is full as well."""
-    phases = reducer.state.buckets
-    held = [index for index, phase in enumerate(phases) if phase is BucketPhase.FULL][-1:]
-    if BucketPhase.FILLING not in phases:
-        held = []
-    for index in held:
-        phases[index] = BucketPhase.FILLING
+    now = reducer.reduction.iteration
+    held = sorted(now.full.difference(now.launched))[-1:] if len(now.full) < len(now.launch_order) else []
+    now.full.difference_update(held)
     launch_full_buckets()
-    for index in held:
-        phases[index] = BucketPhase.FULL
+    now.full.update(held)
 
 
 @replaces(AutogradHooks, "counting")

@@ -19,6 +19,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import replicated_view
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import sync_batch_norm
+from ddp_impl.reducer.iteration import Progress, Run
 from ddp_impl.reducer.reducer import Reducer
 
 
@@ -52,7 +53,8 @@ def PreparesOnce(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParam
     prepare = ddp.reducer.prepare_for_backward
 
     def prepare_once(outputs: Any) -> None:
-        if ddp.reducer.state.phase.value == "armed":
+        now = ddp.reducer.reduction.iteration
+        if now.progress is Progress.AWAITS and now.run is Run.NONE:
             ddp.reducer.remove_hooks()
         prepare(outputs)
 
@@ -72,7 +74,7 @@ class RunsTheModuleItself(Ours):
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
 
-    def _forward(self, compiler: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = self._pre_forward(*inputs, **kwargs)
         return self._post_forward(self.module(*inputs, **kwargs))
 
@@ -138,14 +140,14 @@ def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any)
     ddp.__class__ = kind
 
 
-_replicated = replicated_view._ReplicatedView._replicated
+_replicated = replicated_view.ReplicatedView.replicated
 
 
 @replaces(Ours, "forward")
 def ReplicatesCopies(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: what forward sees as replicated parameters are copies of the parameters."""
     with mock.patch.object(
-        replicated_view._ReplicatedView, "_replicated", lambda view, tensor: _replicated(view, tensor.clone())
+        replicated_view.ReplicatedView, "replicated", lambda view, tensor: _replicated(view, tensor.clone())
     ):
         return forward(*inputs, **kwargs)
 
@@ -153,12 +155,12 @@ def ReplicatesCopies(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -
 @replaces(Ours, "forward")
 def ForgetsSecondOrder(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the gradient of SyncBatchNorm passes for a constant, so that a gradient penalty has no effect."""
-    with mock.patch.object(sync_batch_norm, "_NormaliseOverRanks", _Normalise):
+    with mock.patch.object(sync_batch_norm, "NormaliseOverRanks", _Normalise):
         return forward(*inputs, **kwargs)
 
 
-class _Normalise(sync_batch_norm._NormaliseOverRanks):
+class _Normalise(sync_batch_norm.NormaliseOverRanks):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            return sync_batch_norm._NormaliseOverRanks.backward(ctx, *grads)
+            return sync_batch_norm.NormaliseOverRanks.backward(ctx, *grads)

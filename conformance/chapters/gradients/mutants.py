@@ -12,8 +12,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from ddp_impl.reducer.local_backward import LocalBackward
-from ddp_impl.reducer.reducer_state import Event, Phase
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
@@ -22,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_impl.autograd.marks
 from conformance.errors import present
-from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
+from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed, with_options
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
@@ -31,9 +29,12 @@ from ddp_impl.autograd.graph_search import GraphSearch
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.iteration import Event, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.torch_internals.autograd import brought_by_backward
+from ddp_impl.torch_internals.tensors import tensor_in_cpp
 from ddp_impl.wire import collectives
 
 
@@ -79,7 +80,7 @@ def RefusesGraphs(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
 @replaces(Reducer, "begin_backward")
 def OneBackwardPerForward(reducer: Reducer, begin_backward: Call) -> None:
     """BUG: a second backward through the same outputs leaves local gradients, and says nothing."""
-    if reducer.state.phase is not Phase.IDLE:
+    if reducer.reduction.iteration.progress is not Progress.IDLE:
         begin_backward()
 
 
@@ -88,12 +89,13 @@ class AnyBackwardCounts(Reducer):
     """BUG: `torch.autograd.grad` between forward and backward uses up the reduction."""
 
     def begin_backward(self) -> None:
-        if self.state.phase is not Phase.IDLE:
+        if self.reduction.iteration.progress is not Progress.IDLE:
             super().begin_backward()
 
     def backward_ends(self) -> None:
-        if self.state.phase is Phase.RUNNING:
-            self.state.handle(Event.RESET)
+        iteration = self.reduction.iteration
+        if iteration.progress is Progress.AWAITS and iteration.run is Run.RUNS:
+            iteration.enter(Event.RESET)
             self.arrivals.disarm()
         super().backward_ends()
 
@@ -114,9 +116,9 @@ def RefusesSinkClone(ddp: Ours, set_ddp_sink_clone: Call, val: bool) -> None:
 
 
 @replaces(Reduction, "send")
-def LeavesOutTheLastElement(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+def LeavesOutTheLastElement(reduction: Reduction, send: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: off by one, the last element of each bucket is not sent."""
-    start(bucket, buffer if bucket.sparse or reduction.comm_hook is not None else buffer[:-1])
+    send(bucket, buffer if bucket.sparse or reduction.comm_hook is not None else buffer[:-1])
 
 
 @replaces(Reducer, "finalize")
@@ -149,11 +151,11 @@ def MakesDense(reducer: Reducer, finalize: Call) -> None:
             member.parameter.grad = gradient.to_dense()
 
 
-@replaces(Ours, "attach_reducer")
-def ReducesInSinglePrecision(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(Ours, "__init__")
+def ReducesInSinglePrecision(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: whatever their dtype, gradients are averaged in float32."""
-    ddp._options = dataclasses.replace(ddp._options, reduce_dtype=torch.float32)
-    attach_reducer(members)
+    with with_options(reduce_dtype=torch.float32):
+        init(*args, **kwargs)
 
 
 @replaces(Reduction, "hand_out")
@@ -165,11 +167,11 @@ def SumsComplexDoubles(reduction: Reduction, hand_out: Call, bucket: Bucket, buf
 
 
 @replaces(Reduction, "send")
-def RoundsComplexDoubles(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+def RoundsComplexDoubles(reduction: Reduction, send: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients in complex128 are sent in complex64."""
     if buffer.dtype == torch.complex128:
         buffer.copy_(buffer.to(torch.complex64))
-    start(bucket, buffer)
+    send(bucket, buffer)
 
 
 @replaces(Reduction, "hand_out")
@@ -185,7 +187,7 @@ def SumsVolumes(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Te
 def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
     adopt(plan)
-    for bucket in planning.buckets:
+    for bucket in planning.reduction.buckets:
         bucket.flat.zero_()
 
 
@@ -193,8 +195,8 @@ def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: Buck
 class CountsOldGradientsTwice(Reducer):
     """BUG: a gradient that was there before the backward is counted twice."""
 
-    def open_iteration(self) -> None:
-        super().open_iteration()
+    def open_iteration(self, *, repeats: bool = False) -> None:
+        super().open_iteration(repeats=repeats)
         self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
     def finalize(self) -> None:
@@ -299,31 +301,30 @@ class _Views(torch.autograd.Function):
         return grads[0]
 
 
-@replaces(Ours, "attach_reducer")
-def WatchesNoParameters(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(ParameterWatch, "check")
+def WatchesNoParameters(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> bool:
     """BUG: nobody notices that a parameter was replaced after wrapping."""
-    attach_reducer(members)
-    ddp._watch = mock.Mock()
+    return False
 
 
-@replaces(ParameterWatch, "_is_replaced")
+@replaces(ParameterWatch, "is_replaced")
 def IsSilentOfWhatIsFrozen(watch: ParameterWatch, is_replaced: Call, name: str, present: Mapping[str, Tensor]) -> bool:
     """BUG: with find_unused_parameters, a replaced parameter goes unnoticed where the new one is frozen."""
     return False
 
 
-@replaces(Ours, "attach_reducer")
-def NoticesNoSwap(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(ParameterWatch, "check")
+def NoticesNoSwap(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> Any:
     """BUG: a parameter that is another tensor in C++ now, without our hook, goes unnoticed."""
-    attach_reducer(members)
-    ddp._watch._parameters, ddp._watch._in_cpp = [], []
+    watch.in_cpp = list(map(tensor_in_cpp, watch.parameters))
+    return check(may_lose=may_lose)
 
 
 @replaces(Reduction, "collect")
-def KeepsMovedViews(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
+def KeepsMovedViews(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets count as being there, although a conversion has given them other memory."""
     with mock.patch.object(Bucket, "restore_views"):
-        return collected(bucket)
+        return collect(bucket)
 
 
 @replaces(Reduction, "is_frozen")
@@ -332,19 +333,19 @@ def WaitsForFrozen(reduction: Reduction, is_frozen: Call, index: int) -> bool:
     return False
 
 
-@replaces(ParameterWatch, "_is_stranger")
+@replaces(ParameterWatch, "is_stranger")
 def WatchesItsOwnOnly(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
     """BUG: nobody notices that the module trains parameters that DDP was not given."""
     return False
 
 
-@replaces(ParameterWatch, "_remember")
+@replaces(ParameterWatch, "remember")
 def RefusesEveryChange(watch: ParameterWatch, remember: Call) -> None:
     """BUG: a wrapped module must not change at all."""
     raise RuntimeError("the module has changed since it was wrapped; wrap it anew")
 
 
-@replaces(ParameterWatch, "_warn_about")
+@replaces(ParameterWatch, "warn_about")
 def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: Mapping[str, Tensor]) -> None:
     """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
 
@@ -357,38 +358,38 @@ def ReducesSharedMemory(reduction: Reduction, launch: Call, bucket: Bucket) -> N
 
 
 @replaces(Reduction, "send")
-def SendsHalfOfALargeBucket(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+def SendsHalfOfALargeBucket(reduction: Reduction, send: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket with more than 60,000 elements, only so many are sent."""
-    start(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:60_000])
+    send(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:60_000])
 
 
 @replaces(Reduction, "collect")
-def DividesWhatHasMovedTwice(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
+def DividesWhatHasMovedTwice(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
     """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if bucket.has_large and parameter.grad is view:
             view.div_(reduction.divisor)
-    return collected(bucket)
+    return collect(bucket)
 
 
 @replaces(Reduction, "collect")
-def MultipliesByZero(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
+def MultipliesByZero(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
     """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
     with mock.patch("ddp_impl.buckets.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
-        return collected(bucket)
+        return collect(bucket)
 
 
 @replaces(Reduction, "send_zeros")
-def JoinMultipliesByZero(reduction: Reduction, contribute_zeros: Call) -> None:
+def JoinMultipliesByZero(reduction: Reduction, send_zeros: Call) -> None:
     """BUG: a rank that has joined contributes what its buckets held before, times 0."""
     with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
-        contribute_zeros()
+        send_zeros()
 
 
 class _AveragesWhatItRead(Reduction):
     read: dict[Tensor, Tensor]
 
-    def _collected(self, bucket: Bucket) -> Tensor:
+    def collect(self, bucket: Bucket) -> Tensor:
         for parameter in bucket.parameters:
             read = self.read.pop(parameter, None)
             if read is not None and not torch.equal(read, present(parameter.grad)):
@@ -475,7 +476,7 @@ def ReducesByAddress(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Ten
 
 
 @replaces(Reduction, "collect")
-def ReadsMemoryAlone(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
+def ReadsMemoryAlone(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
     """BUG: of a gradient that is conjugated or negated by a bit, what is in memory is averaged, without the bit."""
     for parameter in bucket.parameters:
         gradient = parameter.grad
@@ -483,21 +484,21 @@ def ReadsMemoryAlone(reduction: Reduction, collected: Call, bucket: Bucket) -> A
             parameter.grad = torch._neg_view(gradient)
         elif gradient is not None and gradient.is_conj():
             parameter.grad = gradient.conj()
-    return collected(bucket)
+    return collect(bucket)
 
 
 @replaces(Ours, "attach_reducer")
 def ForgetsItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: once nobody holds the wrapper, what its outputs bring stays local."""
     attach_reducer(members)
-    weakref.finalize(ddp._in_use, ddp.reducer.remove_hooks)
+    weakref.finalize(ddp, ddp.reducer.remove_hooks)
 
 
-@replaces(LocalBackward, "is_anothers")
-def AveragesForItsOutputs(local: LocalBackward, is_anothers: Call, index: int) -> Any:
+@replaces(Ours, "attach_reducer")
+def AveragesForItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: while an output of a wrapper is left that nobody holds, other backwards of the module are averaged, too."""
-    local.is_orphan = False
-    return is_anothers(index)
+    with mock.patch.object(Reducer, "wrapper_is_gone"):
+        attach_reducer(members)
 
 
 @replaces(Ours, "_pre_forward")
@@ -553,8 +554,9 @@ def _marked_apart(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
 @replaces(Ours, "_post_forward")
 def MarksWhatWasThere(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: beside another wrapper, what forward took and returns gets a mark, apart from earlier uses of it."""
-    ddp._began = 0
-    return post_forward(output)
+    marked = ddp_impl.autograd.marks.marked
+    with mock.patch.object(distributed, "marked", lambda value, tensors, _: marked(value, tensors, 0)):
+        return post_forward(output)
 
 
 @replaces(Ours, "_post_forward")
@@ -567,11 +569,11 @@ def TakesHooksAway(ddp: Ours, post_forward: Call, output: Any) -> Any:
 @replaces(Ours, "_post_forward")
 def GivesZerosForNone(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: beside another wrapper, an output that gets no gradient hands zeros on."""
-    with mock.patch.object(ddp_impl.autograd.marks._Identity, "forward", staticmethod(_materializing)):
+    with mock.patch.object(ddp_impl.autograd.marks.Identity, "forward", staticmethod(_materializing)):
         return post_forward(output)
 
 
-_identity = ddp_impl.autograd.marks._Identity.forward
+_identity = ddp_impl.autograd.marks.Identity.forward
 
 
 def _materializing(ctx: Any, *arguments: Any) -> Tensor:
@@ -583,12 +585,20 @@ def _materializing(ctx: Any, *arguments: Any) -> Tensor:
 @replaces(Reducer, "begins_with_others")
 def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> Any:
     """BUG: beside another wrapper, one that nobody holds takes a backward of the bare module for its outputs'."""
-    with mock.patch.object(reducer._local, "is_orphan", new=False):
-        return begins_with_others(repeated)
+    reduction, now = reducer.reduction, reducer.reduction.iteration
+    awaits = now.progress is Progress.AWAITS and now.run is not Run.RUNS and not reduction.follows_local
+    nodes = reducer.hooks.unshared(reduction.graph.nodes) if awaits else ()
+    return begins_with_others(repeated) or any(brought_by_backward(nodes))
 
 
 @replaces(Reduction, "send")
-def OverlapsSparseSums(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+def OverlapsSparseSums(reduction: Reduction, send: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a sum of sparse gradients overlaps with others."""
-    with mock.patch.object(collectives, "_await"):
-        start(bucket, buffer)
+    with mock.patch.object(collectives, "all_reduce_sum", _begun) if bucket.sparse else contextlib.nullcontext():
+        send(bucket, buffer)
+
+
+def _begun(buffer: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    return group.allreduce([buffer], options)

@@ -74,7 +74,7 @@ def ResetKeepsStorage(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -
     """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
     with mock.patch.object(reducer.planning, "begin_to_learn"):
         reset(group)
-    reducer.reduction.iteration = Iteration(reducer.reduction.rank, num_buckets=len(reducer.buckets))
+    reducer.reduction.iteration = Iteration(reducer.reduction.rank, launch_order=range(len(reducer.buckets)))
 
 
 @replaces(Reducer, "reset")

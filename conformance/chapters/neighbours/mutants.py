@@ -196,7 +196,7 @@ class KnowsNoViews(Reducer):
 
 
 class _Silent(BucketPlanning):
-    def exchange_order(self) -> None:
+    def exchange_order(self, *, is_over: bool) -> None:
         pass
 
 
@@ -206,7 +206,7 @@ def ExchangesOrdersInForward(ddp: Any, pre_forward: Call, /, *inputs: Any, **kwa
     planning, reduction = ddp.reducer.planning, ddp.reducer.reduction
     is_known = not (reduction.arrivals.learns_order or reduction.learnt.has_rebuilt_buckets)
     if is_known and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
-        BucketPlanning.exchange_order(planning)
+        BucketPlanning.exchange_order(planning, is_over=True)
         planning.await_order()
     return pre_forward(*inputs, **kwargs)
 
@@ -233,7 +233,7 @@ class GivesUpHiddenGradients(Some):
         absent = [index for index, is_certain in enumerate(certain) if not is_certain]
         self.reduction.iteration.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
-            self.reduction.iteration.bucket_is_full(bucket)
+            self.reduction.iteration.full.add(bucket)
 
 
 @replaces(Reducer, "take_gradient")
@@ -306,9 +306,9 @@ def NeverLearnsItsOrder(order: Order, digest_of: Call, arrived: Mapping[int, tup
 
 
 @replaces(BucketPlanning, "exchange_order")
-def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call) -> None:
+def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *, is_over: bool) -> None:
     """BUG: a backward is over when all ranks have told their order, which others tell in a later backward."""
-    exchange_order()
+    exchange_order(is_over=is_over)
     planning.await_order()
 
 

@@ -64,17 +64,17 @@ def OneOptimizerEach(ddp: Ours, lazy_init: Call) -> None:
 
 
 @replaces(Reduction, "step")
-def KeepsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket) -> None:
+def KeepsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket, used: Any) -> None:
     """BUG: gradients that an optimizer in backward has used stay, and are accumulated onto."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "0"}):
-        step(bucket)
+        step(bucket, used)
 
 
 @replaces(Reduction, "step")
-def DropsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket) -> None:
+def DropsUsedGradients(reduction: Reduction, step: Call, bucket: Bucket, used: Any) -> None:
     """BUG: gradients that an optimizer in backward has used are dropped even where they are to be kept."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "1"}):
-        step(bucket)
+        step(bucket, used)
 
 
 @replaces(Reducer, "finalize")
@@ -87,13 +87,13 @@ def DropsAllGradients(reducer: Reducer, finalize: Call) -> None:
 
 
 @replaces(Reduction, "step")
-def StepsTwice(reduction: Reduction, step: Call, bucket: Bucket) -> None:
+def StepsTwice(reduction: Reduction, step: Call, bucket: Bucket, used: Any) -> None:
     """BUG: optimizers in backward step twice on each gradient."""
     for parameter in bucket.parameters:
         if parameter.grad is not None:
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
                 optimizer.step()
-    step(bucket)
+    step(bucket, used)
 
 
 @replaces(Ours, "_post_forward")
@@ -116,16 +116,15 @@ def IgnoresFusedOptimizers(
 @replaces(Reducer, "watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
     """BUG: nobody says that hooks of the user stepped on local gradients."""
-    reducer.reduction.user_hooks.iteration_begins(search=False)
-    reducer.reduction.user_hooks._hooked = []
     watch_backward()
+    reducer.reduction.user_hooks.hooked = []
 
 
 @replaces(Reducer, "finalize")
 def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
     """BUG: any hook of the user counts as an optimizer."""
-    reducer.reduction.user_hooks._versions = dict.fromkeys(range(len(reducer.members)), -1)
-    finalize()
+    with mock.patch("ddp_impl.reducer.user_hooks.version_of", return_value=-1):
+        finalize()
 
 
 @replaces(Reduction, "hand_out_all_but_the_last")
@@ -143,6 +142,6 @@ def StepsWhateverHasAGradient(_: Reduction, step: Call, bucket: Bucket, *__: Any
 class ClaimsWhatHasElements(Reduction):
     """BUG: a bucket of no elements that has given up its memory has no place for its gradients any more."""
 
-    def _collected(self, bucket: Bucket) -> Tensor:
-        with contextlib.nullcontext() if bucket._length else mock.patch.object(Bucket, "claim"):
+    def collect(self, bucket: Bucket) -> Tensor:
+        with contextlib.nullcontext() if bucket.num_bytes else mock.patch.object(Bucket, "claim"):
             return super().collect(bucket)

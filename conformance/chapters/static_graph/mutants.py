@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from ddp_impl.reducer.absences import Absences
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.buckets.arrivals import Arrivals
-from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.reducer.expectations import Same
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -103,40 +102,42 @@ class LocalAfterException(TorchDDP):
         self.is_backward_under_way = False
 
 
-@replaces(Reduction, "used_by_now")
-def PromisesWhatWasLocal(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
+@replaces(Reduction, "finalize_buckets")
+def PromisesWhatWasLocal(reduction: Reduction, finalize_buckets: Call) -> None:
     """BUG: what backwards under no_sync used once counts as used in every later iteration of a static graph."""
-    used, ever = used_by_now(bucket, buffer), vars(reduction).setdefault("ever", set())
-    ever.update(reduction.usage.used_locally)
-    return None if used is None else [each or index in ever for index, each in enumerate(used)]
+    now, ever = reduction.iteration, vars(reduction).setdefault("ever", set())
+    ever.update(reduction.used_locally)
+    if now.used_anywhere is not None:
+        now.used_anywhere = [each or index in ever for index, each in enumerate(now.used_anywhere)]
+    finalize_buckets()
 
 
-@replaces(Reduction, "ask_usage")
-def KeepsLocalToItself(reduction: Reduction, ask_usage: Call) -> None:
+@replaces(Same, "ask")
+def KeepsLocalToItself(expectation: Same, ask: Call) -> None:
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
-    if reduction.usage.promise is None:
-        ask_usage()
+    if expectation.reduction.learnt.promise is None:
+        ask()
 
 
 @replaces(Reducer, "open_iteration")
-def SkipsUnlessLocal(reducer: Reducer, arm: Call) -> None:
+def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call, *, repeats: bool = False) -> None:
     """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
-    arm()
-    if reducer.usage.promise is not None and not reducer.usage.follows_local:
-        reducer.reduction._skip_unused(reducer.usage.promise.used)
+    open_iteration(repeats=repeats)
+    reduction, promise = reducer.reduction, reducer.reduction.learnt.promise
+    if promise is not None and not reduction.follows_local:
+        unused = [bucket for bucket in reduction.buckets if not any(promise.used[index] for index in bucket.indices)]
+        reduction.iteration.skipped = {bucket.index for bucket in unused}
 
 
-@replaces(Absences, "when_backward_is_over")
-def EndsWithAnyBackward(absences: Absences, when_backward_is_over: Call) -> list[int]:
+@replaces(Same, "resolve_unused")
+def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
     """BUG: a backward that has come to no output of forward ends the iteration by itself."""
-    absences._reduction.iteration.is_reached = True
-    full: list[int] = when_backward_is_over()
-    return full
+    expectation.reduction.iteration.is_reached = True
+    return resolve_unused()
 
 
-@replaces(Absences, "when_backward_is_over")
-def ForgetsWhatCameInPart(_: Absences, when_backward_is_over: Call) -> list[int]:
+@replaces(Same, "resolve_unused")
+def ForgetsWhatCameInPart(_: Same, resolve_unused: Call) -> Any:
     """BUG: a parameter that has brought fewer gradients than were learnt counts as unused: it stays local."""
     with mock.patch.object(Arrivals, "came_in_part", return_value=False):
-        full: list[int] = when_backward_is_over()
-    return full
+        return resolve_unused()

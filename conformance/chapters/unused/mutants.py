@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
-from ddp_impl.reducer.absences import Absences
-from ddp_impl.reducer.parameter_usage import ParameterUsage
-from ddp_impl.reducer.reducer_state import Event
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
@@ -17,6 +15,8 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.reducer.expectations import Expectation, Some
+from ddp_impl.reducer.iteration import Event
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -36,19 +36,19 @@ class _Excluding(Reducer):
 
     def announce(self) -> None:
         super().announce()
-        self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
+        self.expectation.may_still_arrive = lambda index: False  # type: ignore[method-assign]
         if self.reduction.options.find_unused_parameters and any(self.believed):
             absent = [index for index, comes in enumerate(self.believed) if not comes]
-            self.usage.unused.update(absent)
+            self.reduction.iteration.unused.update(absent)
             for bucket in self.arrivals.exclude(absent):
-                self._bucket_full(bucket)
+                self.bucket_is_full(bucket)
 
 
 @replaces(_Excluding, "prepare_for_backward")
 def LastForwardCounts(reducer: _Excluding, prepare_for_backward: Call, outputs: Any) -> None:
     """BUG: of several forwards before one backward only the last one's parameters count as used."""
     tensors = list(outputs)
-    reducer.believed = _reachable(tensors, reducer.search.nodes)
+    reducer.believed = _reachable(tensors, reducer.reduction.graph.nodes)
     prepare_for_backward(tensors)
 
 
@@ -60,11 +60,11 @@ def RefusesUnusedSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> N
     launch(bucket)
 
 
-@replaces(Reduction, "used_by_now")
-def LeavesOneOut(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(Reduction, "hand_out")
+def LeavesOneOut(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: off by one, with `find_unused_parameters` the last parameter counts as unused."""
-    used = used_by_now(bucket, buffer)
-    return None if used is None or not reduction.options.find_unused_parameters else [*used[:-1], False]
+    leaves_out = reduction.options.find_unused_parameters and used is not None
+    hand_out(bucket, buffer, [*used[:-1], False] if leaves_out else used)
 
 
 @replaces(Reducer, "check_finished")
@@ -76,46 +76,51 @@ def NamesNoParameters(reducer: Reducer, check_finished: Call) -> None:
         raise ReductionError("the previous reduction did not finish") from error
 
 
-@replaces(ParameterUsage, "end_agreeing")
-def AsksNobody(usage: ParameterUsage, end_agreeing: Call) -> None:
+@replaces(Reduction, "read_usage")
+def AsksNobody(reduction: Reduction, read_usage: Call) -> Any:
     """BUG: ranks do not ask each other which parameters were used."""
-    own = usage._used(usage.used_locally)
-    end_agreeing()
-    usage.anywhere = own
+    refused = read_usage()
+    reduction.iteration.used_anywhere = reduction.used(reduction.used_locally)
+    return refused
 
 
-@replaces(ParameterUsage, "end_agreeing")
-def UsedOnceIsUsed(usage: ParameterUsage, end_agreeing: Call) -> None:
+@replaces(Reduction, "read_usage")
+def UsedOnceIsUsed(reduction: Reduction, read_usage: Call) -> Any:
     """BUG: a parameter that was used in some step counts as used in all later ones."""
-    before = usage.anywhere
-    end_agreeing()
-    if before is not None and usage.anywhere is not None:
-        usage.anywhere = [new or old for new, old in zip(usage.anywhere, before, strict=True)]
+    refused, now = read_usage(), reduction.iteration
+    if now.used_anywhere is not None:
+        ever = vars(reduction).setdefault("ever", [False] * len(now.used_anywhere))
+        ever[:] = [new or old for new, old in zip(now.used_anywhere, ever, strict=True)]
+        now.used_anywhere = list(ever)
+    return refused
 
 
-@replaces(Reduction, "used_by_now")
-def ZeroesForUnused(reduction: Reduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(Reduction, "finalize_buckets")
+def ZeroesForUnused(reduction: Reduction, finalize_buckets: Call) -> None:
     """BUG: parameters that no rank used get zeros, which optimizers take for gradients."""
-    return None
+    reduction.iteration.used_anywhere, reduction.iteration.is_exchanged = None, True
+    finalize_buckets()
 
 
-@replaces(Absences, "are_allowed")
-def SearchesBeforeBackwardOnly(absences: Absences, are_allowed: Call) -> bool:
+@replaces(Some, "resolve_unused")
+def SearchesBeforeBackwardOnly(expectation: Some, resolve_unused: Call) -> list[int]:
     """BUG: parameters whose output the loss leaves out are waited for in vain."""
-    return False
+    return Expectation.resolve_unused(expectation)
 
 
 @replaces(Reduction, "release_late")
-def NeverSkips(reduction: Reduction, agree_on_skipped: Call) -> None:
+def NeverSkips(reduction: Reduction, release_late: Call) -> None:
     """BUG: `skip_all_reduce_unused_params` saves nothing."""
+    reduction.iteration.num_late = 0
 
 
 @replaces(Reducer, "check_finished")
 def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
     """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
-    if reducer.state.is_unfinished:
-        reducer.state.handle(Event.RESET)
-        reducer.reduction.iteration.in_flight.clear()
+    iteration = reducer.reduction.iteration
+    if iteration.is_unfinished:
+        iteration.enter(Event.RESET)
+        iteration.in_flight.clear()
         reducer.arrivals.disarm()
 
 
@@ -123,7 +128,7 @@ def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
 def FirstOutputOnly(reducer: _Excluding, prepare_for_backward: Call, outputs: Iterable[Tensor]) -> None:
     """BUG: backward is noticed through the first tensor of the output only."""
     first = list(outputs)[:1]
-    reducer.believed = _reachable(first, reducer.search.nodes)
+    reducer.believed = _reachable(first, reducer.reduction.graph.nodes)
     prepare_for_backward(first)
     reducer.reduction.iteration.is_announced = False
 
@@ -140,25 +145,25 @@ class UnusedHereStaysNone(ActsAfterBackward):
 
 
 @replaces(Reducer, "announce")
-def CountsEarlyGradientsAgain(reducer: Reducer, expect: Call) -> None:
+def CountsEarlyGradientsAgain(reducer: Reducer, announce: Call) -> None:
     """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
     for index, left in enumerate(reducer.arrivals.due):
         if not left and reducer.reduction.options.find_unused_parameters:
             reducer.arrivals.pending[reducer.arrivals.bucket_of[index]] -= 1
-    expect()
+    announce()
 
 
-@replaces(Absences, "tie")
-def ForgetsIdleRanks(absences: Absences, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+@replaces(Some, "tie")
+def ForgetsIdleRanks(expectation: Some, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
     """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
     return output
 
 
 @replaces(_Excluding, "announce")
-def BelievesItsSearch(reducer: _Excluding, expect: Call) -> None:
+def BelievesItsSearch(reducer: _Excluding, announce: Call) -> None:
     """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
-    reducer.believed = reducer.search.coming()
-    expect()
+    reducer.believed = reducer.reduction.graph.coming()
+    announce()
 
 
 def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
@@ -178,7 +183,8 @@ def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = Fal
     check()
 
 
-@replaces(Absences, "came_late")
-def SaysNothingOfLateGradients(absences: Absences, came_late: Call, index: int) -> None:
+@replaces(Reducer, "take_gradient")
+def SaysNothingOfLateGradients(reducer: Reducer, take_gradient: Call, index: int) -> None:
     """BUG: a gradient that comes after its parameter counted as unused stays local, without a word."""
-    absences._usage.used_locally.add(index)
+    with mock.patch("ddp_impl.reducer.reducer.warnings.warn"):
+        take_gradient(index)

@@ -30,7 +30,7 @@ class ReducesInDefaultGroup(TorchDDP):
             parameter.grad.copy_(mean)
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def FusesNothing(ddp: Ours, averages_in_graph: Call) -> Any:
     """BUG: in the graph every gradient is a collective of its own."""
     ddp._compiled_calls.fusion = Fusion.NONE

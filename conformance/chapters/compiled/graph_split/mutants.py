@@ -42,7 +42,7 @@ def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPara
         ddp._compiled_calls.reduction = Reduction.WHOLE
 
 
-@replaces(CompiledCalls, "_exchanged")
+@replaces(CompiledCalls, "exchanged")
 def CutsOnlyAroundItself(calls: CompiledCalls, exchanged: Call, callback: Any) -> Any:
     """BUG: graphs are cut if the wrapper is compiled, and stay whole if what is compiled lies inside of it."""
     return leaving_the_inside(calls, exchanged, callback)
@@ -55,11 +55,11 @@ def EndsWithItsWrapper(ddp: Ours, attach_reducer: Call, members: Sequence[Manage
     weakref.finalize(ddp, ddp.reducer.remove_hooks)
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def CutsInEveryForward(ddp: Ours, averages_in_graph: Call) -> Any:
     """BUG: every forward has backends of its own, so that everything is compiled in every step."""
-    ddp._compiled_calls._backends.clear()
-    ddp._compiled_calls._callbacks.clear()
+    ddp._compiled_calls.backends.clear()
+    ddp._compiled_calls.callbacks.clear()
     return averages_in_graph()
 
 
@@ -67,7 +67,7 @@ def CutsInEveryForward(ddp: Ours, averages_in_graph: Call) -> Any:
 def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are cut where `bucket_cap_mb` says, but the reducer's buckets span the parts from step 2 on."""
     attach_reducer(members)
-    ddp.reducer.planning.caps = BucketCaps(1 << 40, 1 << 40)
+    ddp.reducer.reduction.learnt.caps = BucketCaps(1 << 40, 1 << 40)
 
 
 @as_part
@@ -76,14 +76,14 @@ class CompilesItsHooks(AutogradHooks):
 
     unmarked: CodeType | None = None
 
-    def _counting(self, index: int) -> Callable[[Tensor], None]:
+    def counting(self, index: int) -> Callable[[Tensor], None]:
         # Hooks of the same code, in a code object that nobody has marked as none to capture.
-        marked: Any = super()._counting(index)
+        marked: Any = super().counting(index)
         self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
         return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)
 
 
-@replaces(Ours, "_forward_compiled")
+@replaces(Ours, "forward_compiled")
 def ForgetsTheMeshWhenCompiled(ddp: Ours, forward_compiled: Call, callback: Any, inputs: Any, kwargs: Any) -> Any:
     """BUG: once compiled, it averages over all ranks, whatever dimension of a mesh the module was wrapped for."""
     torch.compiler.disable(ddp._update_process_group)(present(dist.group.WORLD))
@@ -93,14 +93,14 @@ def ForgetsTheMeshWhenCompiled(ddp: Ours, forward_compiled: Call, callback: Any,
 class TellsOnlyItsOwnLog(Ours):
     """BUG: how graphs are cut goes to a log that TORCH_LOGS=+dynamo does not show."""
 
-    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
-        with mock.patch.object(logs, "_dynamo_log", logs.log):
-            return super()._forward_compiled(callback, inputs, kwargs)
+    def forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
+        with mock.patch.object(logs, "dynamo_log", logs.log):
+            return super().forward_compiled(callback, inputs, kwargs)
 
 
 class ShowsNoGraphs(Ours):
     """BUG: TORCH_LOGS=ddp_graphs shows the graph before it is cut, and not its parts."""
 
-    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
-        with mock.patch.object(graph_split, "_log_artifacts"):
-            return super()._forward_compiled(callback, inputs, kwargs)
+    def forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
+        with mock.patch.object(graph_split, "log_artifacts"):
+            return super().forward_compiled(callback, inputs, kwargs)

@@ -13,31 +13,31 @@ from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.compile import fusion, in_graph
+from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.compile import fusion, in_graph, local_gradients
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
+from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def AveragesOutsideGraphs(ddp: Ours, averages_in_graph: Call) -> InGraph | None:
     """BUG: asked to average in the graph, it averages from hooks all the same."""
     return None
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def SendsFullGradients(ddp: Ours, averages_in_graph: Call) -> InGraph | None:
     """BUG: in the graph, the dtype that a compressing hook asks for is forgotten."""
     found = averages_in_graph()
     return None if found is None else dataclasses.replace(found, wire_dtype=None)
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def AveragesUnderNoSync(ddp: Ours, averages_in_graph: Call) -> Any:
     """BUG: a graph that averages does so under `no_sync` as well."""
     before = ddp.require_backward_grad_sync
@@ -50,44 +50,44 @@ def AveragesUnderNoSync(ddp: Ours, averages_in_graph: Call) -> Any:
 class AveragesInGraphsForEver(Ours):
     """BUG: removed hooks stop the reducer, and not the compiled backward."""
 
-    def _averages_in_graph(self) -> InGraph | None:
-        with mock.patch.object(Reducer, "is_deaf", False):
-            return super()._averages_in_graph()
+    def averages_in_graph(self) -> InGraph | None:
+        with mock.patch.object(AutogradHooks, "are_removed", False):
+            return super().averages_in_graph()
 
 
-@replaces(LocalGradients, "_begin")
+@replaces(LocalGradients, "begin")
 def WaitsForTheEndOfCompiledBackwards(gradients: LocalGradients, begin: Call, kind: str) -> None:
     """BUG: it asks compiled autograd to report the end of a backward, which that does for whole graphs alone."""
-    gradients._running = kind
-    call_when_backward_ends(gradients._end)
+    with mock.patch.object(local_gradients, "in_compiled_backward", return_value=False):
+        begin(kind)
 
 
 @replaces(Ours, "attach_reducer")
 def FallsBackAlone(ddp: Ours, attach_reducer: Call, members: Any) -> None:
     """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
     attach_reducer(members)
-    ddp._compiled_calls._agree = lambda mine: mine
+    ddp._compiled_calls.agree = lambda mine: mine
 
 
-@replaces(CompiledCalls, "_exchanged")
+@replaces(CompiledCalls, "exchanged")
 def LeavesTheInsideToTheReducer(calls: CompiledCalls, exchanged: Call, callback: Any) -> Any:
     """BUG: only a wrapper that is compiled itself averages in the graph, or has its graphs cut."""
     return leaving_the_inside(calls, exchanged, callback)
 
 
-@replaces(Ours, "_averages_in_graph")
+@replaces(Ours, "averages_in_graph")
 def AveragesTheMeshInGraphs(ddp: Ours, averages_in_graph: Call) -> InGraph | None:
     """BUG: a graph averages over all ranks, whatever group or dimension of a mesh the module was wrapped for."""
     found = averages_in_graph()
     return None if found is None else dataclasses.replace(found, group=present(dist.group.WORLD))
 
 
-class _LateFuser(fusion._Fuser):
+class _LateFuser(fusion.Fuser):
     """Puts each reduction behind all gradients that are not yet reduced."""
 
-    def _after(self, bucket: Any, cursor: Any) -> Any:
-        rest = [node.args[0] for node in self._graph.find_nodes(op="call_function", target=fusion.AVERAGE)]
-        return max([*rest, super()._after(bucket, cursor)])
+    def after(self, bucket: Any, cursor: Any) -> Any:
+        rest = [node.args[0] for node in self.graph.find_nodes(op="call_function", target=fusion.AVERAGE)]
+        return max([*rest, super().after(bucket, cursor)])
 
 
 def _made(kind: type[InGraphBackend], backend: Any) -> Any:
@@ -98,12 +98,12 @@ def _made(kind: type[InGraphBackend], backend: Any) -> Any:
 
 
 class _FusesLate(InGraphBackend):
-    def _fuse(self, gm: torch.fx.GraphModule) -> None:
-        with mock.patch.object(fusion, "_Fuser", _LateFuser):
-            super()._fuse(gm)
+    def fuse(self, gm: torch.fx.GraphModule) -> None:
+        with mock.patch.object(fusion, "Fuser", _LateFuser):
+            super().fuse(gm)
 
 
-@replaces(CompiledCalls, "_backend_for")
+@replaces(CompiledCalls, "backend_for")
 def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: a graph issues its reductions when the last gradient is there, so that they overlap with nothing."""
     return _made(_FusesLate, backend_for(*args))
@@ -127,7 +127,7 @@ class _LetsItBeCopied(InGraphBackend):
             return super().__call__(*given, **options)
 
 
-@replaces(CompiledCalls, "_backend_for")
+@replaces(CompiledCalls, "backend_for")
 def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: when Inductor copies its settings, as compiled autograd has it do, it copies the process group, too."""
     return _made(_LetsItBeCopied, backend_for(*args))
@@ -145,9 +145,9 @@ def RefusesCompiledBackwards(reduction: Reduction, last_gradient_ends_it: Call) 
 
 
 @replaces(Reduction, "finalize_buckets")
-def HandsOutTheFirstBucketAlone(reduction: Reduction, hand_out_averages: Call) -> None:
+def HandsOutTheFirstBucketAlone(reduction: Reduction, finalize_buckets: Call) -> None:
     """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
     for index in list(reduction.iteration.in_flight)[1:] if in_compiled_backward() else ():
         _, pending = reduction.iteration.in_flight.pop(index)
         pending.wait()
-    hand_out_averages()
+    finalize_buckets()
