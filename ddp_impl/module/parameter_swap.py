@@ -8,7 +8,6 @@ and their hooks, so everything that DDP does with them goes on as before. `swapp
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -116,7 +115,7 @@ class _ReadThrough(dict[str, Any]):
         return {name: self[name] for name in self}.values()
 
     def items(self) -> Any:
-        if saves_state(sys._getframe(1)):
+        if saves_state():
             return super().items()
         return {name: self[name] for name in self}.items()
 

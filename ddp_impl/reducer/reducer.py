@@ -245,10 +245,9 @@ class Reducer:
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
 
-        The reducer forgets what it has learnt too, buckets included: ranks that are new in the group know nothing of
-        it. Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the
-        last backward are missing and nobody has heard so yet: when it is forgotten, nothing says that those which
-        arrived are no averages.
+        The reducer forgets what it has learnt, buckets included: new ranks do not know it. Gradients that wait for their
+        first reduction go on waiting. Raises `ReductionError` where gradients of the last backward are missing and no
+        error has said so: afterwards nothing says that those which arrived are no averages.
         """
         if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
             self.check_finished()
@@ -341,7 +340,7 @@ class Reducer:
             self.check_finished()
         local, self._local = self._local, None
         self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
-        for index in local.came if local is not None else ():  # this backward runs through both: it averages everything
+        for index in local.came if local is not None else ():  # this backward runs through both
             self.take_gradient(index)
 
     def refuse_compiled_backward(self) -> None:
@@ -446,9 +445,9 @@ class Reducer:
             self._begin_local()
         if self.hooks.shared() and not self._local_is_reached and not in_compiled_backward():
             self._local_is_reached = True
-            WhenBackwardEnds(self._leave_local_output, lambda *_: self._leave_local_output())
+            WhenBackwardEnds(self._leave_local_output, self._leave_local_output)
 
-    def _leave_local_output(self) -> None:
+    def _leave_local_output(self, *_: object) -> None:
         self._local_is_reached = False
 
     def _begin_local(self) -> Backward:
@@ -458,10 +457,10 @@ class Reducer:
             self._local = Backward(current_backward())
             if self._drops_late:
                 self._run_is_over = threading.Event()
-            WhenBackwardEnds(self._local_is_over, lambda *_: self._local_is_over())
+            WhenBackwardEnds(self._local_is_over, self._local_is_over)
         return self._local
 
-    def _local_is_over(self) -> None:
+    def _local_is_over(self, *_: object) -> None:
         if self._local is not None:
             self.reduction.used_locally.update(self._local.came)
         self._local = None
@@ -614,7 +613,8 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        if reduction.user_hooks.hooked:
+        # In the order of forwards, which wrappers that share a parameter keep.
+        if self.hooks.come_last() or reduction.user_hooks.hooked:
             reduction.user_hooks.iteration_begins()
 
     def watch_backward(self) -> None:

@@ -19,7 +19,8 @@ def _no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bucket(index: int, *members: int) -> Any:
-    return SimpleNamespace(index=index, members=tuple(SimpleNamespace(index=member) for member in members))
+    held = tuple(SimpleNamespace(index=member) for member in members)
+    return SimpleNamespace(index=index, indices=frozenset(members), members=held)
 
 
 def order() -> Order:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -21,9 +21,9 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
-def saves_state(frame: FrameType) -> bool:
-    """Whether `frame` is torch's function in which a module reads its own parameters for `state_dict()`."""
-    return frame.f_code is nn.Module._save_to_state_dict.__code__
+def saves_state() -> bool:
+    """Whether the function that calls the present one is that in which a module reads itself for `state_dict()`."""
+    return sys._getframe(2).f_code is nn.Module._save_to_state_dict.__code__
 
 
 def set_parameter_table(module: nn.Module, table: dict[str, Any]) -> None:
