@@ -182,9 +182,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
-                self._in_company = verify_replicas(
+                agreed = verify_replicas(
                     mine, self.process_group, self.device, in_company=backwards.others_live()
                 )
+                self._in_company = agreed.in_company
+                self._peers.agree(agreed.run)
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)

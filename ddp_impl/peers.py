@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -43,7 +44,7 @@ Description = str | Callable[[], str]
 class Word:
     """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
 
-    `unfinished`: it cannot go on to another step, because gradients of this one had come.
+    `unfinished`: it cannot go on to another step, because gradients of this one had come. `at`: the time by its clock.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class Word:
     reason: str
     waited: bool = False
     unfinished: bool = False
+    at: float = dataclasses.field(default_factory=time.time, compare=False)
 
 
 def in_lines(told: Iterable[Word]) -> str:
@@ -62,7 +64,8 @@ class Peers:
     """The other ranks of one wrapper's group.
 
     Not collective, but ranks find each other's words only if they build their wrappers in the same order. A group
-    without a store is silent: ranks then report what they know themselves.
+    without a store is silent: ranks then report what they know themselves. A store may have served an earlier run, as
+    an elastic agent's does: what is left in it stands under a name of this run, once the ranks have agreed on one.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
@@ -82,6 +85,10 @@ class Peers:
             other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
         key, living = id(self), _living  # by the end of the process the name may stand for nothing
         living[key] = weakref.ref(self, lambda _: living.pop(key, None))
+
+    def agree(self, run: str) -> None:
+        """Keep what all ranks of the group call this run from now on, unless an earlier wrapper of it has said so."""
+        _runs.setdefault(self.group, run)
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""
@@ -155,14 +162,16 @@ class Peers:
         if store is None:
             return
         with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
-            store.set(f"{self._key(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
+            store.set(f"{self._key(rank)}/waits", json.dumps([step, f"{what} in {phase}", time.time()]))
             others = [other for other in range(size_of(self.group)) if other != rank]
             told = {
                 other: json.loads(store.get(f"{self._key(other)}/waits"))
                 for other in others
                 if store.check([f"{self._key(other)}/waits"])
             }
-            waiting = {other: where for other, (at, where) in told.items() if at >= step}
+            waiting = {
+                other: where for other, (its, where, at) in told.items() if its >= step and self._is_of_this_run(at)
+            }
             log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
     def raised(
@@ -193,9 +202,12 @@ class Peers:
                 store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
 
     def say(self, what: str) -> bool:
-        """Count this rank among those that say `what` in this step; return whether it could: there may be no store."""
+        """Count this rank among those that say `what` in this step; return whether it could.
+
+        It cannot without a store, nor while the ranks have not agreed on a name for the run.
+        """
         store = self._store()
-        if store is None:
+        if store is None or not self._run:
             return False
         with contextlib.suppress(Exception):  # the step needs no store
             store.add(self._of_step("speakers"), 1)
@@ -237,7 +249,7 @@ class Peers:
         return False
 
     def _of_step(self, what: str) -> str:
-        return f"ddp_impl/{self._name}/{self.step}/{what}"
+        return f"ddp_impl/{self._run}/{self._name}/{self.step}/{what}"
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
@@ -273,7 +285,8 @@ class Peers:
                     if store.check([self._key(rank)]):
                         others.discard(rank)
                         word = Word(**json.loads(store.get(self._key(rank))))
-                        if word.step >= self.step - 1:  # an older one was about something that is over
+                        # An older one was about something that is over.
+                        if word.step >= self.step - 1 and self._is_of_this_run(word.at):
                             found[rank] = word
                 if until_cause and not all(word.waited for word in found.values()):
                     return
@@ -282,7 +295,15 @@ class Peers:
                 time.sleep(0.02)
 
     def _key(self, rank: int) -> str:
-        return f"ddp_impl/{self._name}/{rank}"
+        return f"ddp_impl/{self._run}/{self._name}/{rank}"
+
+    @property
+    def _run(self) -> str:
+        return _runs.get(self.group, "")
+
+    def _is_of_this_run(self, at: float) -> bool:
+        """Whether what was left at time `at` can be of this run: all processes of an earlier one had ended before."""
+        return bool(self._run) or at >= _began
 
     def _store(self) -> Store | None:
         try:
@@ -359,6 +380,18 @@ def _count(group: dist.ProcessGroup, copy_of: str = "") -> int:
     counter[copy_of] += 1
     return counter[copy_of] - 1
 
+
+#: By what name the ranks of a group know what they have left in its store.
+_runs: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
+_began = time.time()
+
+
+def _begin_as_a_fork() -> None:
+    global _began
+    _began = time.time()
+
+
+os.register_at_fork(after_in_child=_begin_as_a_fork)
 
 _num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 #: By identity. Each wait asks how many there are, and a WeakSet would count them in Python.

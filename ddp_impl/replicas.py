@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,16 @@ class Digest:
         return Digest(content, tuple(zip(hashes[::2], hashes[1::2], strict=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What ranks learn while they compare: whether any has other wrappers besides, and a name that no other run has."""
+
+    in_company: bool
+    run: str
+
+
 _HASH_BYTES = 16
+_RUN_BYTES = 8
 
 
 def _hash(data: Any) -> bytes:
@@ -142,19 +152,21 @@ def describe(
     )
 
 
-def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool) -> bool:
+def verify_replicas(
+    mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool
+) -> Agreed:
     """Check that the replicas of all ranks of the group are equal; all ranks must call it.
 
-    Returns whether any rank has other wrappers besides, as this one has if it is `in_company`. One small collective
-    when the replicas are equal. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
+    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
     only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
     """
-    told = collectives.gather_bytes(mine.digest.encoded() + bytes([in_company]), group, device)
-    digests = [Digest.decoded(data[:-1]) for data in told]
+    besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
+    told = collectives.gather_bytes(mine.digest.encoded() + besides, group, device)
+    digests = [Digest.decoded(data[: -len(besides)]) for data in told]
     reordered = _first_reordered(digests)
     others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
     if not reordered and not others:
-        return any(data[-1] for data in told)
+        return Agreed(any(data[-1] for data in told), run=told[0][-len(besides) : -1].hex())
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
     if reordered:
         text = first_misplaced({rank: everyone[rank] for rank in reordered})

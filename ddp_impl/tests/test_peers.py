@@ -74,6 +74,23 @@ def test_words_of_steps_long_past_and_of_other_wrappers_are_not_read() -> None:
     assert "No other rank has said why" in failed_wait(later[0])
 
 
+def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words and counts of two runs over one store, whether or not the ranks have agreed on a name for the run."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for run in ("", "one", "two"):
+        monkeypatch.setattr(peers, "_began", time.time())
+        zero, one = pair(store)
+        assert "No other rank has said why" in failed_wait(zero)
+        zero, one = pair(store)
+        for each in (zero, one) if run else ():
+            each.agree(run)
+        one.tell("raised, perhaps")
+        assert "rank 1 raised, perhaps" in failed_wait(zero)
+        said = [each.say("places") for each in (zero, one)]
+        assert said == [bool(run)] * 2, "ranks count nothing under a name that is not the run's"
+        assert not run or zero.all_say("places")
+
+
 def test_a_wait_in_vain_elsewhere_is_no_cause() -> None:
     zero, one = pair(dist.HashStore())  # type: ignore[attr-defined]
     failed_wait(one)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import replicated_view, sync_batch_norm
+from ddp_impl import peers, replicated_view, sync_batch_norm
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 
@@ -26,6 +26,13 @@ class SaysNothing(Ours):
 
     def undocumented(self) -> None:
         pass
+
+
+@replaces(Ours, "__init__")
+def KnowsNoRun(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: what a run leaves in a store bears the name that every run gives it."""
+    init(*args, **kwargs)
+    peers._runs[ddp.process_group] = "run"
 
 
 @replaces(Reducer, "_finalize")

@@ -21,7 +21,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import copied_state, distributed, replicas
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.replicas import Replica, ReplicatedParameter
+from ddp_impl.replicas import Agreed, Replica, ReplicatedParameter
 
 
 @replaces(Ours, "_attach_reducer")
@@ -71,7 +71,7 @@ def AlwaysSyncs(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 @replaces(Ours, "__init__")
 def ComparesNothing(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: modules of the ranks are never compared, so that their bytes get mixed up."""
-    with mock.patch.object(distributed, "verify_replicas"):
+    with mock.patch.object(distributed, "verify_replicas", return_value=Agreed(True, "")):
         init(*args, **kwargs)
 
 
@@ -147,7 +147,7 @@ def MixesDevices(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: parameters on different types of devices are accepted."""
     with (
         mock.patch.object(distributed, "device_type", return_value="cpu"),
-        mock.patch.object(distributed, "verify_replicas"),
+        mock.patch.object(distributed, "verify_replicas", return_value=Agreed(True, "")),
         mock.patch.object(copied_state, "broadcast_state"),
     ):
         init(*args, **kwargs)
