@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
+import functools
+import inspect
+import itertools
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
@@ -44,6 +48,25 @@ def refuse_unheard_overrides(cls: type, ours: type) -> None:
             "does not, so that nothing would come of it. Override forward, _pre_forward, _run_ddp_forward or "
             "_post_forward, register a comm hook, or leave this class to torch's DistributedDataParallel"
         )
+
+
+def public_names(cls: type) -> set[str]:
+    """Return the public names that a class gives its objects: what it defines, and what its own methods assign."""
+    names = set(vars(cls)) | set(vars(cls).get("__annotations__", ()))
+    for function in (inspect.unwrap(value) for value in vars(cls).values() if inspect.isfunction(value)):
+        instructions = list(dis.get_instructions(function))
+        names |= {
+            after.argval
+            for before, after in itertools.pairwise(instructions)
+            if after.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST") and before.argval == "self"
+        }
+    return {name for name in names if name[0] != "_"}
+
+
+def absent_names(theirs: type, ours: type) -> frozenset[str]:
+    """Return the public names of `theirs` that nothing of `ours` has: a newer torch has more than is written here."""
+    own = set(dir(ours)).union(*(public_names(base) for base in ours.__mro__[:-1]))
+    return frozenset(public_names(theirs) - own)
 
 
 class LoggerSurface:
@@ -87,6 +110,32 @@ class TorchSurface:
     dim: int
     _options: ReducerOptions
     _compiled_calls: CompiledCalls
+
+    @classmethod
+    @functools.cache
+    def _refused(cls) -> frozenset[str]:
+        return absent_names(nn.parallel.DistributedDataParallel, cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; raises `AttributeError` for one that the installed torch's class has and this one has not.
+
+        It would be a switch that switches nothing.
+        """
+        if name in self._refused():
+            raise AttributeError(self._absent(name))
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name[0] != "_" and name in self._refused():
+            raise AttributeError(self._absent(name))
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    @staticmethod
+    def _absent(name: str) -> str:
+        return (
+            f"DistributedDataParallel of torch {torch.__version__} has {name}, and that of ddp_impl has nothing that "
+            "does the same. Leave it out, or wrap the module in torch's"
+        )
 
     # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
 

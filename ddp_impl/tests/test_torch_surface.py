@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import group_of_one
+from ddp_impl.torch_surface import absent_names
 
 
 @pytest.fixture
@@ -103,3 +105,39 @@ def test_a_group_that_is_none_is_refused_at_construction() -> None:
     for group, error, words in cases:
         with group_of_one(), pytest.raises(error, match=words):
             DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+
+
+class Newer(nn.parallel.DistributedDataParallel):
+    """What a later torch may have."""
+
+    def __init__(self, module: nn.Module, lazy: bool = False) -> None:
+        super().__init__(module)
+        self.require_more = lazy
+
+    def finalize(self) -> None:
+        """Do more."""
+
+
+def test_what_the_installed_torch_has_and_we_have_not_is_refused_and_never_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On every version: arguments, attributes and methods are those of torch 2.13, or refused with a sentence."""
+    assert absent_names(Newer, DistributedDataParallel) == {"require_more", "finalize"}
+    absent = absent_names(nn.parallel.DistributedDataParallel, DistributedDataParallel)
+    theirs, ours = (
+        set(inspect.signature(cls.__init__).parameters)
+        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
+    )
+    if torch.__version__ < "2.14":
+        assert absent == {"buffer_hook"}  # which only a registration sets
+        assert not theirs - ours
+    with group_of_one():
+        ddp: Any = DistributedDataParallel(Half())
+        for name in theirs - ours:
+            with pytest.raises(TypeError, match=name):
+                DistributedDataParallel(Half(), **{name: True})
+        monkeypatch.setattr(DistributedDataParallel, "_refused", lambda: absent | {"require_more", "finalize"})
+        for name in (*absent, "require_more", "finalize"):
+            with pytest.raises(AttributeError, match=f"torch .* has {name}"):
+                setattr(ddp, name, True)
+            assert not hasattr(ddp, name)
