@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 import torch
@@ -20,17 +20,6 @@ def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[st
     the meta device hold no data to copy.
     """
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored and not buffer.is_meta}
-
-
-def refuse_sparse(buffers: Mapping[str, Tensor]) -> None:
-    """Raise `RuntimeError` naming a buffer that cannot be copied: values of a sparse one have no place of their own."""
-    for name, buffer in buffers.items():
-        if buffer.layout is not torch.strided:
-            raise RuntimeError(
-                f"buffer '{name}' has layout {buffer.layout}, and only dense buffers can be copied from rank 0. Keep "
-                "it dense (to_dense()), take it out of the buffers, or name it, before wrapping, in "
-                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
-            )
 
 
 def broadcast_state(

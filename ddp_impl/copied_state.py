@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_impl.buffers import agree_on_rank, broadcast_state, refuse_sparse, synchronised_buffers
+from ddp_impl import agreement, collectives
+from ddp_impl.buffers import agree_on_rank, broadcast_state, synchronised_buffers
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation
+from ddp_impl.inner_tensors import memory
 from ddp_impl.reducer import Reducer
-from ddp_impl.tensor_parallel import local_tensors
+from ddp_impl.replicas import verify_buffers
 
 
 class CopiedState:
@@ -31,6 +34,7 @@ class CopiedState:
     _buffer_hook: BufferHook | None
     _has_buffers: bool
     _join_config: Any
+    _buffer_layouts: tuple[Sequence[Any], bytes] = ((), b"")  #: of the last forward that copied them, and their digest
 
     @property
     def _named_parameters(self) -> dict[str, nn.Parameter]:
@@ -40,9 +44,9 @@ class CopiedState:
     def _module_parameters(self) -> list[nn.Parameter]:
         return list(self._named_parameters.values())
 
-    def _names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
-        """Return the names of what `_synchronise_state` copies, by kind."""
-        return {"parameters": self._named_parameters, "buffers": self.named_module_buffers if with_buffers else ()}
+    def _copied_tensors(self, with_buffers: bool) -> dict[str, dict[str, Tensor]]:
+        """Return what `_synchronise_state` copies, by kind and name."""
+        return {"parameters": {**self._named_parameters}, "buffers": self.named_module_buffers if with_buffers else {}}
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward will copy rank 0's buffers to all ranks."""
@@ -86,13 +90,14 @@ class CopiedState:
             with self.reducer.peers.communicating("forward", "the buffer comm hook"):
                 self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
-        refuse_sparse(buffers)
+        tensors = memory((f"buffer '{name}'", buffer) for name, buffer in buffers.items())
+        self._compare_buffers(tensors)
         source = 0
         if self._join_config.enable:
             with self.reducer.between_backwards("which rank's buffers are copied"):
                 source = agree_on_rank(self.process_group, self.device, authoritative)
         with self.reducer.between_backwards(f"the buffers of rank {source}"):
-            broadcast_state(local_tensors(buffers.values()), self.process_group, self.device, source)
+            broadcast_state(tensors, self.process_group, self.device, source)
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -111,12 +116,32 @@ class CopiedState:
         """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
         buffers = self.modules_buffers if bufs is None else list(bufs)
         with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
-            broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
+            broadcast_state(
+                memory((f"buffer {index}", each) for index, each in enumerate(buffers)),
+                self.process_group,
+                self.device,
+                authoritative_rank,
+            )
 
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        tensors = local_tensors(self._module_parameters)
-        if with_buffers:
-            buffers = self.named_module_buffers
-            refuse_sparse(buffers)
-            tensors += local_tensors(buffers.values())
-        broadcast_state(tensors, self.process_group, self.device, group_src)
+        named = [
+            (f"{kind[:-1]} '{name}'", tensor)
+            for kind, tensors in self._copied_tensors(with_buffers).items()
+            for name, tensor in tensors.items()
+        ]
+        broadcast_state(memory(named), self.process_group, self.device, group_src)
+
+    def _compare_buffers(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `ReplicaMismatchError` on every rank unless all have buffers of the same shapes and dtypes in order.
+
+        A module may have replaced them since they were compared last. Ranks on an accelerator do not wait for each
+        other here. All ranks must call it.
+        """
+        if self.device.type != "cpu":
+            return
+        layouts = list(map(attrgetter("shape", "dtype"), tensors))
+        if layouts != self._buffer_layouts[0]:
+            self._buffer_layouts = layouts, agreement.digest(layouts)
+        with self.reducer.between_backwards("whether all ranks have the same buffers"):
+            if not collectives.are_equal(self._buffer_layouts[1], self.process_group, self.device):
+                verify_buffers(self.named_module_buffers, self.process_group, self.device)

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl import backwards
-from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
+from ddp_impl.arguments import as_flags, buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.autograd_hooks import is_averaged
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
@@ -123,7 +124,18 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         super().__init__()
         Joinable.__init__(self)
         refuse_unheard_overrides(type(self), DistributedDataParallel)
-        check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        init_sync, find_unused_parameters, gradient_as_bucket_view, static_graph, skip_all_reduce_unused_params = (
+            as_flags(
+                init_sync=init_sync,
+                find_unused_parameters=find_unused_parameters,
+                gradient_as_bucket_view=gradient_as_bucket_view,
+                static_graph=static_graph,
+                skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            ).values()
+        )
+        either = {"broadcast_buffers": broadcast_buffers, "forward_sync_buffers": forward_sync_buffers}
+        as_flags(**{name: value for name, value in either.items() if value is not None})
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if precision is not None:
@@ -172,19 +184,24 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         )
         self._copied: backwards.Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
+        self._peers.say_whether_compared(init_sync)
+        if not init_sync:
+            self._peers.refuse_unlike(init_sync)
+        self._compares = init_sync
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
                 members,
-                self._names_of_copied(init_sync_buffers),
+                self._copied_tensors(init_sync_buffers),
                 self.parameters_to_ignore,
                 self._options,
                 forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 agreed = verify_replicas(
-                    mine, self.process_group, self.device, in_company=backwards.others_live()
-                )
+                    mine, self.process_group, self.device, in_company=backwards.others_live(),
+                    meanwhile=partial(self._peers.refuse_unlike, compares=True),
+                )  # fmt: skip
                 self._in_company = agreed.in_company
                 self._peers.agree(agreed.run)
                 self._synchronise_state(init_sync_buffers)
@@ -253,6 +270,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._lazy_init()
         synchronise = self._synchronises
         if synchronise:
+            if not self._compares:  # the others may have waited for this rank since construction
+                self._compares = True
+                self._peers.await_like(compares=False)
             has_changed = self._watch.check(may_lose=self.reducer.ranks_may_differ)
             if has_changed:
                 self._has_buffers = bool(self.modules_buffers)

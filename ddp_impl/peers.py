@@ -1,7 +1,8 @@
 """What ranks tell each other when one fails: it leaves a word in the group's store, and a wait that fails reads it.
 
 A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
-or a timeout. Nothing is written or read while all goes well, and nothing here replaces the error that was raised.
+or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
+At construction a rank says whether it will compare its module with the others', because one that does not never comes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ddp_impl.torch_internals.distributed import Store
 #: How long the others' words are waited for.
 _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
-_STORE_ANSWERS_S = 5.0
+STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
 
 #: What a block is about, or what says it when somebody must hear it.
@@ -89,6 +90,42 @@ class Peers:
     def agree(self, run: str) -> None:
         """Keep what all ranks of the group call this run from now on, unless an earlier wrapper of it has said so."""
         _runs.setdefault(self.group, run)
+
+    def say_whether_compared(self, compares: bool) -> None:
+        """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
+        store, rank = self._store(), rank_in(self.group)
+        if store is not None and size_of(self.group) > 1:
+            with contextlib.suppress(Exception):
+                for key in (self._key(rank), self._key(-1)):
+                    store.set(f"{key}/compares {compares}", json.dumps([rank, time.time()]))
+
+    def refuse_unlike(self, compares: bool) -> None:
+        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's."""
+        other = self._left(f"{self._key(-1)}/compares {not compares}")
+        if other is not None:
+            raise ReplicaMismatchError(
+                f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
+                f"rank {rank_in(self.group)} and {not compares} on rank {other}: one would wait for a comparison to "
+                "which the other does not come. Give every rank the same"
+            )
+
+    def await_like(self, compares: bool) -> None:
+        """Wait a moment until all ranks have left word of the same `init_sync`; raises as `refuse_unlike` does."""
+        others = set(range(size_of(self.group))) - {rank_in(self.group)}
+        end = time.monotonic() + STORE_ANSWERS_S
+        while others and self._store() is not None and time.monotonic() < end:
+            self.refuse_unlike(compares)
+            others = {each for each in others if self._left(f"{self._key(each)}/compares {compares}") is None}
+            time.sleep(0.005)
+
+    def _left(self, key: str) -> int | None:
+        """Return which rank has left word under this key in this run; None if none has, or the store does not say."""
+        with contextlib.suppress(Exception):
+            store = self._store()
+            if store is not None and store.check([key]):
+                rank, at = json.loads(store.get(key))
+                return int(rank) if self._is_of_this_run(at) else None
+        return None
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""
@@ -242,7 +279,7 @@ class Peers:
                 return alone
             store.add(self._of_step(what), 1)
             store.add(self._of_step("answers"), 1)
-            end = time.monotonic() + _STORE_ANSWERS_S
+            end = time.monotonic() + STORE_ANSWERS_S
             while store.add(self._of_step("answers"), 0) < num_speakers and time.monotonic() < end:
                 time.sleep(0.01)
             return bool(store.add(self._of_step(what), 0) == num_speakers)
@@ -271,7 +308,7 @@ class Peers:
             reader.start()
         except RuntimeError:  # the interpreter is shutting down
             return None
-        reader.join(_PATIENCE_S + _STORE_ANSWERS_S)
+        reader.join(_PATIENCE_S + STORE_ANSWERS_S)
         if reader.is_alive():
             return None
         return sorted(found.values(), key=lambda word: (word.waited, word.rank))

@@ -6,17 +6,19 @@ import dataclasses
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ddp_impl import collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.errors import ReplicaMismatchError
 from ddp_impl.groups import rank_in
+from ddp_impl.inner_tensors import described
 from ddp_impl.options import ReducerOptions
 from ddp_impl.tensor_parallel import describe_placement, local_tensor
 
@@ -58,11 +60,11 @@ class ReplicatedParameter:
 class Replica:
     """One rank's module and options, as far as they must be those of every rank; options are text by name.
 
-    `names` has, by kind, the names of all that is averaged or copied, in order: ranks match it by its place.
+    `copied` has, by kind and name, how all that ranks get from rank 0 lies in memory: ranks match it by its place.
     """
 
     parameters: tuple[ReplicatedParameter, ...]
-    names: Mapping[str, list[str]]
+    copied: Mapping[str, Mapping[str, str]]
     ignored: tuple[str, ...]
     options: Mapping[str, str]
 
@@ -74,15 +76,20 @@ class Replica:
     def decoded(data: dict[str, Any]) -> Replica:
         """Return the replica that `data`, made by `encoded`, describes."""
         parameters = tuple(ReplicatedParameter(**parameter) for parameter in data["parameters"])
-        return Replica(parameters, data["names"], tuple(data["ignored"]), data["options"])
+        return Replica(parameters, data["copied"], tuple(data["ignored"]), data["options"])
 
     @property
     def digest(self) -> Digest:
         """What other ranks compare first: it has one length, whatever the replica."""
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
         return Digest(
-            content=_hash(dataclasses.replace(self, parameters=nameless, names={}).encoded()),
-            orders=tuple((_hash(sorted(names)), _hash(names)) for names in self.names.values()),
+            content=_hash(
+                [
+                    dataclasses.replace(self, parameters=nameless, copied={}).encoded(),
+                    [list(layouts.values()) for layouts in self.copied.values()],
+                ]
+            ),
+            orders=tuple((_hash(sorted(layouts)), _hash(list(layouts))) for layouts in self.copied.values()),
         )
 
 
@@ -125,13 +132,13 @@ def _hash(data: Any) -> bytes:
 
 def describe(
     members: Sequence[ManagedParameter],
-    copied: Mapping[str, Iterable[str]],
+    copied: Mapping[str, Mapping[str, Tensor]],
     ignored: Collection[str],
     options: ReducerOptions,
     *,
     forward_sync_buffers: bool,
 ) -> Replica:
-    """Return this rank's replica; `copied` has the names of parameters and buffers that all get from rank 0."""
+    """Return this rank's replica; `copied` has the parameters and buffers that all get from rank 0."""
     caps = options.caps
     compared = {
         "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
@@ -146,22 +153,32 @@ def describe(
     }
     return Replica(
         parameters=tuple(ReplicatedParameter.of(member) for member in members),
-        names={kind: list(names) for kind, names in copied.items()},
+        copied={
+            kind: {name: described(f"{kind[:-1]} '{name}'", tensor) for name, tensor in tensors.items()}
+            for kind, tensors in copied.items()
+        },
         ignored=tuple(sorted(ignored)),
         options={name: repr(value) for name, value in compared.items()},
     )
 
 
 def verify_replicas(
-    mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool
+    mine: Replica,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    in_company: bool,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Agreed:
     """Check that the replicas of all ranks of the group are equal; all ranks must call it.
 
-    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
-    only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
+    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. `meanwhile`
+    is called while others are awaited, see `collectives.stack_ranks`. Raises `ReplicaMismatchError` on every rank,
+    naming the first difference; torch tells only the ranks above 0, and rank 0 sees a broken connection
+    (pytorch/pytorch#73547).
     """
     besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
-    told = collectives.gather_bytes(mine.digest.encoded() + besides, group, device)
+    told = collectives.gather_bytes(mine.digest.encoded() + besides, group, device, meanwhile)
     digests = [Digest.decoded(data[: -len(besides)]) for data in told]
     reordered = _first_reordered(digests)
     others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
@@ -193,10 +210,10 @@ def _first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
 def first_misplaced(replicas: Mapping[int, Replica]) -> str:
     """Return where the replicas of two ranks have the same names in different orders, and what to do."""
     (one, ours), (other, theirs) = replicas.items()
-    for kind, names in ours.names.items():
-        if sorted(names) != sorted(theirs.names[kind]):
+    for kind, names in ours.copied.items():
+        if sorted(names) != sorted(theirs.copied[kind]):
             continue
-        for place, (name, their_name) in enumerate(zip(names, theirs.names[kind], strict=True)):
+        for place, (name, their_name) in enumerate(zip(names, theirs.copied[kind], strict=True)):
             if name != their_name:
                 return (
                     f"DDP expects {kind} in the same order on every rank, because ranks match them by their place, but "
@@ -227,12 +244,38 @@ def first_difference(first: Replica, second: Replica, rank: int) -> str:
             f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
             f"{where} has no counterpart on rank {missing}"
         )
+    for kind, layouts in first.copied.items():
+        if list(layouts.values()) != list(second.copied[kind].values()):
+            return _layout_difference(kind, layouts, second.copied[kind], rank)
     differing = ", ".join(
         f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
         for name, value in first.options.items()
         if value != second.options.get(name)
     )
     return f"DDP expects the same options on every rank, but {differing}"
+
+
+def verify_buffers(buffers: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise `ReplicaMismatchError` on every rank, naming a buffer, unless all have alike ones; all must call it."""
+    mine = {name: described(f"buffer '{name}'", buffer) for name, buffer in buffers.items()}
+    everyone = collectives.gather_values(mine, group, device)
+    for rank, theirs in enumerate(everyone):
+        if list(theirs.values()) != list(everyone[0].values()):
+            text = _layout_difference("buffers", everyone[0], theirs, rank)
+            raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
+
+
+def _layout_difference(kind: str, first: Mapping[str, str], second: Mapping[str, str], rank: int) -> str:
+    """Return in which of its tensors `rank` differs from rank 0, which has them `first`, and what to do."""
+    expected = f"DDP expects the same {kind} on every rank, because all get those of rank 0, but {kind[:-1]}"
+    hint = "build the module in the same way on every rank, or name it in _ddp_params_and_buffers_to_ignore on all"
+    for (name, layout), (their_name, their_layout) in zip(first.items(), second.items(), strict=False):
+        if layout != their_layout:
+            called = f"'{name}'" if name == their_name else f"'{name}' (rank {rank} has '{their_name}' in its place)"
+            return f"{expected} {called} is {layout} on rank 0, {their_layout} on rank {rank}; {hint}"
+    longer, where, missing = (first, 0, rank) if len(first) > len(second) else (second, rank, 0)
+    name = list(longer)[min(len(first), len(second))]
+    return f"{expected} '{name}' of rank {where} has no counterpart on rank {missing}; {hint}"
 
 
 def _only_in(one: Replica, other: Replica) -> list[str]:

@@ -17,7 +17,7 @@ ROOT = Path(ddp_impl.__file__).parent
 #: A file imports files of lower tiers; those of one tier know nothing of each other.
 TIERS = {
     "errors": 0, "groups": 0, "telemetry": 0, "options": 0, "arrivals": 0, "messages": 0, "torch_internals": 0,
-    "agreement": 0,
+    "agreement": 0, "inner_tensors": 2,
     "reducer_state": 1, "bucket_plan": 1, "nested_tensors": 1, "parameter_swap": 1, "tensor_parallel": 1,
     "unused_parameters": 1, "backwards": 1, "collectives": 1, "peers": 2, "logs": 1, "device_times": 1, "slow_waits": 0,
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "forecast": 2, "buffers": 2,

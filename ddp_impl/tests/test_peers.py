@@ -113,7 +113,7 @@ def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monkey
         def check(self, keys: list[str]) -> bool:
             return threading.Event().wait()
 
-    monkeypatch.setattr(peers, "_STORE_ANSWERS_S", 0.1)
+    monkeypatch.setattr(peers, "STORE_ANSWERS_S", 0.1)
     zero, _ = pair(Frozen())
     begin = time.monotonic()
     assert "store does not answer" in failed_wait(zero)
