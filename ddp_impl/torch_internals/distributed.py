@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
     get_debug_level,
 )
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.distributed_c10d import GroupName, default_pg_timeout
 
 __all__ = [
     "BuiltinCommHookType",
@@ -57,6 +58,12 @@ def counter_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], i
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:
     """Return how many threads the gloo backend of a group has; 0 where it does not tell."""
     return int(getattr(getattr(group._get_backend(device), "options", None), "_threads", 0))
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long a group's backend waits for other ranks; torch's default where it does not tell."""
+    timeout: timedelta = getattr(getattr(group._get_backend(device), "options", None), "_timeout", default_pg_timeout)
+    return timeout
 
 
 def overlapped_optimizer(optim: type, parameters: Any, *args: Any, **kwargs: Any) -> Any:
