@@ -60,7 +60,9 @@ def _uses_spare(scenario: Scenario, rank: int) -> bool:
     return not scenario.options.get("find_unused_parameters") or rank == 0
 
 
-def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
+def _step(scenario: Scenario, model: Any, turn: RankStep, num_seen: int = 9) -> Mapping[str, Any]:
+    if scenario.arguments.get("served"):  # a buffer that each run has in a size of its own, and not from the beginning
+        model.module.register_buffer("seen", model.module.count.new_zeros(num_seen))
     output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
     if scenario.arguments.get("by_hand"):
         model.require_forward_param_sync = True
@@ -112,7 +114,7 @@ def _earlier_run(ctx: RankContext, ending: str, group: dist.ProcessGroup) -> Non
         if raises := ending == "raised" and index == 1:
             next(module.parameters()).register_hook(_refuse)
         with suppress(ArithmeticError) if raises else nullcontext():
-            _step(ctx.scenario, model, rank_step(ctx, index))
+            _step(ctx.scenario, model, rank_step(ctx, index), num_seen=len(ending))
 
 
 def _refuse(_: torch.Tensor) -> None:
