@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
@@ -16,8 +18,8 @@ def bare_group(ctx: RankContext, group: dist.ProcessGroup, store: Store | None =
     made: dist.ProcessGroup = getattr(group, "inner", group)  # what a recorder of collectives has wrapped
     if type(made) is not dist.ProcessGroup:
         ctx.unsupported(f"a group of this backend is a {type(made).__name__} and holds no backend of its own")
-    place = (group.rank(), group.size())
-    bare = dist.ProcessGroup(*place) if store is None else dist.ProcessGroup(store, *place)  # type: ignore[call-arg]
+    arguments: list[Any] = [*([] if store is None else [store]), group.rank(), group.size()]
+    bare = dist.ProcessGroup(*arguments)
     kind = dist.ProcessGroup.BackendType.CUSTOM
     bare._set_default_backend(kind)
     bare._register_backend(ctx.device, kind, group._get_backend(ctx.device))

@@ -105,7 +105,7 @@ def changes_a_buffer(rank: int, changes: tuple[str, str]) -> str:
         change = changes[rank] if step in (1, 2) else ""
         if change:
             size, dtype = (2, torch.float64) if change == "dtype" else (2 + step, torch.float32)
-            module.mean = None if change == "gone" else torch.full((size,), float(rank), dtype=dtype)
+            module.register_buffer("mean", None if change == "gone" else torch.full((size,), float(rank), dtype=dtype))
         try:
             ddp(torch.ones(3, 2)).sum().backward()
         except RuntimeError as error:

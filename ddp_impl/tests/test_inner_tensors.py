@@ -18,16 +18,18 @@ from ddp_impl.tests.ranks import group_of_one, run_ranks
 class Mute(Tensor):
     """Refuses every operator, as classes of quantised weights do."""
 
+    held: Tensor
+
     @staticmethod
     def __new__(cls, held: Tensor, owns: bool) -> Any:
         if owns:
             return Tensor._make_subclass(cls, held)
-        made = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
         made.held = held
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(f"{func} of a quantised weight")

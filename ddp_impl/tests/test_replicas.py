@@ -21,7 +21,8 @@ def replica(module: nn.Module | None = None, ignored: tuple[str, ...] = (), **op
     caps = options.pop("caps", BucketCaps(1, 2))
     synced = options.pop("forward_sync_buffers", True)
     members = managed_parameters(module, ignored)
-    copied = {"parameters": dict(module.named_parameters()), "buffers": dict(module.named_buffers())}
+    parameters: dict[str, torch.Tensor] = {**dict(module.named_parameters())}
+    copied = {"parameters": parameters, "buffers": dict(module.named_buffers())}
     return describe(members, copied, ignored, ReducerOptions(caps, **options), forward_sync_buffers=synced)
 
 
@@ -100,7 +101,7 @@ def test_the_hint_for_sharded_parameters_is_about_the_mesh() -> None:
     assert "device_mesh=mesh['dp']" in first_difference(mine, spread, 1)
 
 
-def with_buffers(**buffers: torch.Tensor) -> nn.Module:
+def with_buffers(**buffers: torch.Tensor) -> nn.Sequential:
     module = nn.Sequential(nn.Linear(3, 3))
     for name, buffer in buffers.items():
         module.register_buffer(name, buffer)

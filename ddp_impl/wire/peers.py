@@ -122,7 +122,7 @@ class Peers:
         store.set(self._key(f"{own} {number}"), mine)
         waiting = store
         with contextlib.suppress(RuntimeError):  # one written in Python has no copies
-            waiting = store.clone()  # while it waits it serves nobody else, say who logs a slow wait
+            waiting = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
         waiting.wait(keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
             store.delete_key(self._key(f"{own} {number - 1}"))

@@ -96,14 +96,14 @@ def _whole_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _composite(ctx: RankContext, rank: int) -> nn.Module:
-    module = moved(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), ctx.device)
+    module: Any = moved(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), ctx.device)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(rank)
     made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
     module[0].weight = nn.Parameter(made[0], requires_grad=False)
     module.register_buffer("table", made[1])
-    return module
+    return module  # type: ignore[no-any-return]
 
 
 def _parts(module: Any) -> list[float]:
