@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from conformance.programs.rank_context import RankContext
 
 
-def bare_group(ctx: RankContext, group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the ranks and the backend of `group` in a bare `ProcessGroup`, which has no store. Local.
+def bare_group(ctx: RankContext, group: dist.ProcessGroup, store: Store | None = None) -> dist.ProcessGroup:
+    """Return the ranks and the backend of `group` in a bare `ProcessGroup` with this store, or with none. Local.
 
     Does not apply where a backend's groups are process groups written in Python: there is no backend to take out.
     """
     made: dist.ProcessGroup = getattr(group, "inner", group)  # what a recorder of collectives has wrapped
     if type(made) is not dist.ProcessGroup:
         ctx.unsupported(f"a group of this backend is a {type(made).__name__} and holds no backend of its own")
-    bare = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]
+    arguments: list[Any] = [*([] if store is None else [store]), group.rank(), group.size()]
+    bare = dist.ProcessGroup(*arguments)
     kind = dist.ProcessGroup.BackendType.CUSTOM
     bare._set_default_backend(kind)
     bare._register_backend(ctx.device, kind, group._get_backend(ctx.device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -15,26 +16,43 @@ from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.torch_internals.distributed import GroupBackend
 
 
-def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: Any) -> None:
-    """Raise `TypeError` or `ValueError` for arguments that contradict each other."""
+def check_arguments(module: Any, device_ids: Any, output_device: Any, delayed: Any, delay_trigger: Any) -> None:
+    """Raise `TypeError` or `ValueError` for arguments of other types than theirs, or that contradict each other."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"DistributedDataParallel wraps an nn.Module; got {type(module).__name__}")
     if (delayed is None) != (delay_trigger is None):
         raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce must be given together")
     if delayed is not None:
         known = dict(module.named_parameters(remove_duplicate=False))
-        for name, parameter in delayed:
+        pairs = delayed if isinstance(delayed, (list, tuple)) else [delayed]
+        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+            raise TypeError(f"delay_all_reduce_named_params is a list of pairs (name, parameter); got {delayed!r}")
+        for name, parameter in pairs:
             if known.get(name) is not parameter:
                 raise ValueError(
                     f"delay_all_reduce_named_params: '{name}' is not the name of the parameter given with it; names "
                     "are those of module.named_parameters()"
                 )
         if not any(delay_trigger is parameter for parameter in known.values()) or not delay_trigger.requires_grad:
-            raise ValueError("param_to_hook_all_reduce must be a parameter of the module that requires a gradient")
+            raise ValueError(
+                "param_to_hook_all_reduce must be a parameter of the module that requires a gradient; got "
+                f"{type(delay_trigger).__name__}"
+            )
+    if not isinstance(device_ids, (list, tuple, range, NoneType)):
+        raise TypeError(f"device_ids is None or a list with one device; got {device_ids!r}")
+    if not isinstance(output_device, (int, str, torch.device, NoneType)):
+        raise TypeError(f"output_device is a device or its index; got {output_device!r}")
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(
             f"device_ids can only be None or contain a single element: one process drives one device; got {device_ids}"
         )
+
+
+def check_flags(**given: Any) -> None:
+    """Raise `TypeError` for an argument that is neither true nor false."""
+    for name, value in given.items():
+        if not isinstance(value, int) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+            raise TypeError(f"{name} is True or False; got {value!r} ({type(value).__name__})")
 
 
 def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradient_as_bucket_view: bool) -> None:
@@ -70,6 +88,8 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments. Give one of them")
     if device_mesh is not None:
+        if not hasattr(device_mesh, "ndim") or not hasattr(device_mesh, "get_group"):
+            raise TypeError(f"device_mesh must be a torch.distributed.device_mesh.DeviceMesh; got {device_mesh!r}")
         if device_mesh.ndim != 1:
             raise RuntimeError(
                 f"Only 1D device mesh is supported, that of data parallelism, but got {device_mesh}. "
@@ -120,8 +140,8 @@ def resolve_devices(
                 f"{', '.join(sorted(map(str, devices)))}"
             )
         return None, None
-    index = _device_index(device_ids[0])
-    return [index], index if output_device is None else _device_index(output_device)
+    index = _device_index(device_ids[0], "device_ids")
+    return [index], index if output_device is None else _device_index(output_device, "output_device")
 
 
 def buffer_policy(broadcast: bool | None, forward_sync: bool | None) -> tuple[bool, bool]:
@@ -141,8 +161,11 @@ def buffer_policy(broadcast: bool | None, forward_sync: bool | None) -> tuple[bo
     return effective, effective
 
 
-def _device_index(device: int | str | torch.device) -> int:
+def _device_index(device: int | str | torch.device, argument: str) -> int:
     if isinstance(device, int):
         return device
-    index = torch.device(device).index
+    try:
+        index = torch.device(device).index
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"{argument} names no device; got {device!r}") from error
     return torch.accelerator.current_device_index() if index is None else index

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddp_impl.base.inner_tensors import described, memory
 from ddp_impl.wire import collectives
 from ddp_impl.wire.groups import rank_in
+
+#: How a tensor of plain memory is laid out in it, as far as ranks must have it alike.
+SHAPE_AND_DTYPE: Final = attrgetter("shape", "dtype")
 
 
 def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[str, Tensor]:
@@ -22,15 +28,28 @@ def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[st
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored and not buffer.is_meta}
 
 
-def refuse_sparse(buffers: Mapping[str, Tensor]) -> None:
-    """Raise `RuntimeError` naming a buffer that cannot be copied: values of a sparse one have no place of their own."""
-    for name, buffer in buffers.items():
-        if buffer.layout is not torch.strided:
-            raise RuntimeError(
-                f"buffer '{name}' has layout {buffer.layout}, and only dense buffers can be copied from rank 0. Keep "
-                "it dense (to_dense()), take it out of the buffers, or name it, before wrapping, in "
-                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
-            )
+@dataclass(frozen=True, slots=True)
+class BufferLayouts:
+    """The buffers that were compared last: what their memory is made of, and by name in words.
+
+    `num_changes`: how often ranks have compared them since construction, because some have changed.
+    """
+
+    parts: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    num_changes: int = 0
+
+    @staticmethod
+    def of(buffers: Mapping[str, Tensor], num_changes: int = 0) -> BufferLayouts:
+        """Return the layouts of these; raises `RuntimeError` for one that cannot be copied."""
+        parts = tuple(map(SHAPE_AND_DTYPE, memory("buffer", buffers)))
+        return BufferLayouts(parts, described("buffer", buffers), num_changes)
+
+    def changed_to(self, other: BufferLayouts) -> str:
+        """Return the first buffer that is another than before, and how."""
+        before, now = self.words, other.words
+        names = (name for name in {**before, **now} if before.get(name) != now.get(name))
+        return next((f"'{name}' was {before.get(name)} and is {now.get(name)}" for name in names), "their order is new")
 
 
 def broadcast_state(

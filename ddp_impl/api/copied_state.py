@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_impl.api.buffers import agree_on_rank, broadcast_state, refuse_sparse, synchronised_buffers
-from ddp_impl.base.tensor_parallel import local_tensors
+from ddp_impl.api.buffers import SHAPE_AND_DTYPE, BufferLayouts, agree_on_rank, broadcast_state, synchronised_buffers
+from ddp_impl.base.inner_tensors import memory
 from ddp_impl.buckets.comm_hooks import BufferHook, BufferHookLocation
+from ddp_impl.module.replicas import verify_buffers
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.torch_internals.distributed import timeout_of
+from ddp_impl.wire.groups import rank_in
 
 
 class CopiedState:
@@ -31,6 +35,7 @@ class CopiedState:
     _buffer_hook: BufferHook | None
     _has_buffers: bool
     _join_config: Any
+    _buffer_layouts = BufferLayouts()
 
     @property
     def _named_parameters(self) -> dict[str, nn.Parameter]:
@@ -40,9 +45,9 @@ class CopiedState:
     def _module_parameters(self) -> list[nn.Parameter]:
         return list(self._named_parameters.values())
 
-    def names_of_copied(self, with_buffers: bool) -> dict[str, Iterable[str]]:
-        """Return the names of what `synchronise_state` copies, by kind."""
-        return {"parameters": self._named_parameters, "buffers": self.named_module_buffers if with_buffers else ()}
+    def copied_tensors(self, with_buffers: bool) -> dict[str, dict[str, Tensor]]:
+        """Return what `synchronise_state` copies, by kind and name."""
+        return {"parameters": {**self._named_parameters}, "buffers": self.named_module_buffers if with_buffers else {}}
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward will copy rank 0's buffers to all ranks."""
@@ -81,18 +86,20 @@ class CopiedState:
         """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""
         buffers = self.named_module_buffers
         self._has_buffers = bool(buffers)
-        if self._buffer_hook is not None:
+        if self._buffer_hook is not None and buffers:
             self.reducer.check_finished()
             with self.reducer.peers.communicating("forward", "the buffer comm hook"):
                 self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
-        refuse_sparse(buffers)
+        tensors = memory("buffer", buffers)
+        if tuple(map(SHAPE_AND_DTYPE, tensors)) != self._buffer_layouts.parts:
+            self._compare(BufferLayouts.of(buffers, self._buffer_layouts.num_changes + 1))
         source = 0
         if self._join_config.enable:
             with self.reducer.between_backwards("which rank's buffers are copied"):
                 source = agree_on_rank(self.process_group, self.device, authoritative)
         with self.reducer.between_backwards(f"the buffers of rank {source}"):
-            broadcast_state(local_tensors(buffers.values()), self.process_group, self.device, source)
+            broadcast_state(tensors, self.process_group, self.device, source)
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -109,15 +116,27 @@ class CopiedState:
         self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
     ) -> None:
         """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
-        buffers = self.modules_buffers if bufs is None else list(bufs)
+        buffers = self.named_module_buffers if bufs is None else {str(place): each for place, each in enumerate(bufs)}
         with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
-            broadcast_state(local_tensors(buffers), self.process_group, self.device, authoritative_rank)
+            broadcast_state(memory("buffer", buffers), self.process_group, self.device, authoritative_rank)
 
     def synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
         """Copy parameters, and buffers if asked to, from a rank of the group to all; every rank must call it."""
-        tensors = local_tensors(self._module_parameters)
-        if with_buffers:
-            buffers = self.named_module_buffers
-            refuse_sparse(buffers)
-            tensors += local_tensors(buffers.values())
+        copied = self.copied_tensors(with_buffers)
+        tensors = [part for kind, named in copied.items() for part in memory(kind[:-1], named)]
         broadcast_state(tensors, self.process_group, self.device, group_src)
+
+    def _compare(self, layouts: BufferLayouts) -> None:
+        """Compare the layouts of buffers, which are not as they were when they were compared last, with other ranks'.
+
+        The module has replaced some, and so on every rank: this one waits until all have left word of theirs in the
+        store, if there is one. Raises `ReplicaMismatchError` naming one that differs, and what the store raises when
+        the group's timeout ends and a rank has said nothing, because its buffers are as they were.
+        """
+        changed = self._buffer_layouts.changed_to(layouts)
+        with self.reducer.between_backwards(f"the other ranks' buffers, because here {changed}"):
+            timeout = timeout_of(self.process_group, self.device)
+            mine = json.dumps(layouts.words)
+            told = self.reducer.peers.told_by_all("buffers", layouts.num_changes, mine, timeout)
+            verify_buffers([json.loads(each) for each in told or ()], rank_in(self.process_group))
+        self._buffer_layouts = layouts

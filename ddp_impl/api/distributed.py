@@ -6,17 +6,32 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Never
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from ddp_impl.api.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
+from ddp_impl.api.arguments import (
+    buffer_policy,
+    check_arguments,
+    check_flags,
+    check_nested,
+    resolve_devices,
+    resolve_group,
+)
+from ddp_impl.api.buffers import BufferLayouts
 from ddp_impl.api.join import JoinedWrapper
 from ddp_impl.api.logging_data import logging_data
-from ddp_impl.api.torch_names import TorchSurface, refuse_unheard_overrides
+from ddp_impl.api.torch_names import (
+    TorchSurface,
+    refuse_absent,
+    refuse_unheard_overrides,
+    refuse_unknown,
+    with_named_arguments_only,
+)
 from ddp_impl.autograd.hooks import is_averaged
 from ddp_impl.autograd.marks import marked
 from ddp_impl.base.nested_tensors import find_tensors, move
@@ -99,10 +114,12 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         RuntimeError: no parameter requires a gradient; a parameter is uninitialised; ranks wrap different modules
             (on every rank, naming the parameter); no default process group.
         ValueError: arguments that contradict each other or the module's devices.
-        TypeError: `module` is not an `nn.Module`; a subclass overrides what torch's class calls and this one does not.
+        TypeError: an argument of another type than its own, or of a newer torch; a subclass overrides what torch's
+            class calls and this one does not.
 
     """
 
+    @with_named_arguments_only
     def __init__(
         self,
         module: nn.Module,
@@ -125,11 +142,23 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
+        refuse_unknown(unknown)
+        refuse_absent(DistributedDataParallel)
         refuse_unheard_overrides(type(self), DistributedDataParallel)
-        check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        check_flags(
+            broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
+            forward_sync_buffers=forward_sync_buffers is not None and forward_sync_buffers,
+            init_sync=init_sync,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+        )
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if precision is not None:
@@ -177,21 +206,27 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         )
         self._copied: company.Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
+        self._peers.say_whether_compared(init_sync)
+        self._knows_others = init_sync  # as far as they have said whether they compare
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
                 members,
-                self.names_of_copied(init_sync_buffers),
+                self.copied_tensors(init_sync_buffers),
                 self.parameters_to_ignore,
                 self._options,
                 forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
-                self._in_company = verify_replicas(
-                    mine, self.process_group, self.device, in_company=company.wrapper_lives()
-                )
+                agreed = verify_replicas(
+                    mine, self.process_group, self.device, in_company=company.wrapper_lives(),
+                    meanwhile=partial(self._peers.refuse_unlike, compares=True),
+                )  # fmt: skip
+                self._in_company, self._peers.company.run = agreed.in_company, self._peers.company.run or agreed.run
                 self.synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
+        if init_sync and init_sync_buffers:
+            self._buffer_layouts = BufferLayouts.of(self.named_module_buffers)
         self.attach_reducer(members)
         if init_sync:
             company.mark_shared(self.reducer)
@@ -263,8 +298,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if not self._lazy_init_ran:
             self._lazy_init()
         synchronise = self._synchronises
+        if synchronise and not self._knows_others:  # they may have waited for this rank since construction
+            self._knows_others = True
+            self._peers.refuse_unlike(compares=False)
         if synchronise and self._watch.check(may_lose=self.reducer.ranks_may_differ):
-            self._has_buffers = bool(self.modules_buffers)
+            self._has_buffers = bool(self.modules_buffers or self._buffer_layouts.parts)
         if torch.is_grad_enabled() and not synchronise:  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
         if self._join_config.enable:

@@ -6,12 +6,8 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-import torch.nn.parallel
-import torch.nn.parallel.distributed
-
 from ddp_impl.api.distributed import DistributedDataParallel
-
-TORCH_DDP = torch.nn.parallel.distributed.DistributedDataParallel
+from ddp_impl.api.torch_names import TORCH_DDP
 
 #: Names under which modules had our class before it was installed; None while it is not.
 _own_names: set[tuple[str, str]] | None = None

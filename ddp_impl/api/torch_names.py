@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
+import functools
+import inspect
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -25,8 +28,12 @@ from ddp_impl.torch_internals.distributed import overlapped_optimizer
 from ddp_impl.torch_internals.modules import ignored_names, set_ignored_names
 from ddp_impl.wire.groups import rank_in
 
+#: torch's class, whatever its name stands for later.
+TORCH_DDP = nn.parallel.DistributedDataParallel
 #: Methods that torch's class calls, and that this one has for users to call and does not call itself.
 _NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_default_broadcast_coalesced"}
+
+_P = ParamSpec("_P")
 
 
 def refuse_unheard_overrides(cls: type, ours: type) -> None:
@@ -44,6 +51,60 @@ def refuse_unheard_overrides(cls: type, ours: type) -> None:
             "does not, so that nothing would come of it. Override forward, _pre_forward, _run_ddp_forward or "
             "_post_forward, register a comm hook, or leave this class to torch's DistributedDataParallel"
         )
+
+
+def with_named_arguments_only(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Hide the last parameter of `init`, a `**` for `refuse_unknown`, from who asks what arguments there are."""
+    signature = inspect.signature(init)
+    init.__signature__ = signature.replace(parameters=[*signature.parameters.values()][:-1])  # type: ignore[attr-defined]
+    return init
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise `TypeError` for an argument that the constructor has not; the installed torch may have it."""
+    for name in names:
+        known = f". {_absence(name)}" if name in inspect.signature(TORCH_DDP).parameters else ""
+        raise TypeError(f"DistributedDataParallel.__init__() got an unexpected keyword argument '{name}'{known}")
+
+
+@functools.cache
+def refuse_absent(ours: type, theirs: type = TORCH_DDP) -> frozenset[str]:
+    """Have objects of `ours` refuse public attributes that `theirs` has and `ours` has not, as a newer torch may.
+
+    Setting one would turn a switch that switches nothing. Returns their names.
+    """
+    own = {*dir(ours), *dir(torch.Tensor)}.union(*map(_public_names, ours.__mro__[:-1]))  # some are set on tensors
+    absent = frozenset(_public_names(theirs) - own)
+    for name in absent:
+        setattr(ours, name, _Absent(name))
+    return absent
+
+
+def _public_names(cls: type) -> set[str]:
+    """Return what a class defines, and what its methods assign to objects."""
+    functions = [inspect.unwrap(value) for value in vars(cls).values() if inspect.isfunction(value)]
+    assigned = {each.argval for one in functions for each in dis.get_instructions(one) if each.opname == "STORE_ATTR"}
+    return {name for name in assigned.union(vars(cls)) if name[0] != "_"}
+
+
+class _Absent:
+    """An attribute that there is not: reading it is an error of the usual kind, and setting it says why."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, owner: type) -> Any:
+        raise AttributeError(_absence(self._name))
+
+    def __set__(self, _: object, value: object) -> None:
+        raise AttributeError(_absence(self._name))
+
+
+def _absence(name: str) -> str:
+    return (
+        f"DistributedDataParallel of torch {torch.__version__} has {name}, and that of ddp_impl has nothing that "
+        "does the same. Leave it out, or wrap the module in torch's"
+    )
 
 
 class LoggerSurface:

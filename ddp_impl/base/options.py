@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
 _BYTES_PER_MB = 1024 * 1024
+#: More memory than there is; the number of bytes is kept in 64 bits.
+_MOST_MB = 2**40
 DEFAULT_CAP_MB = 25.0
 DEFAULT_FIRST_CAP_BYTES = _BYTES_PER_MB
 #: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
@@ -48,13 +51,17 @@ class BucketCaps:
             if cap_mb_list:
                 raise ValueError('bucket_cap_mb="auto" chooses the caps that bucket_cap_mb_list gives; leave one out')
             return replace(BucketCaps.from_mb(None, None), measured=True)
-        for cap in [cap_mb, *(cap_mb_list or ())]:
-            if cap is None:
+        if not isinstance(cap_mb_list, (list, tuple, NoneType)):
+            raise TypeError(f"bucket_cap_mb_list is a list of numbers of MiB; got {cap_mb_list!r}")
+        given = [("bucket_cap_mb", cap_mb), *(("bucket_cap_mb_list", cap) for cap in cap_mb_list or ())]
+        for name, cap in given:
+            if cap is None and name == "bucket_cap_mb":
                 continue
             if isinstance(cap, bool) or not isinstance(cap, (int, float)):
-                raise TypeError(f'bucket_cap_mb is a number of MiB or "auto"; got {cap!r} ({type(cap).__name__})')
-            if not cap >= 0:
-                raise ValueError(f"bucket_cap_mb must be >= 0 MiB; got {cap}")
+                auto = ' or "auto"' if name == "bucket_cap_mb" else ""
+                raise TypeError(f"{name} is in MiB, a number{auto}; got {cap!r} ({type(cap).__name__})")
+            if not 0 <= cap <= _MOST_MB:
+                raise ValueError(f"{name} must be >= 0 MiB and at most {_MOST_MB}; got {cap}")
         if cap_mb_list:
             caps = tuple(int(cap * _BYTES_PER_MB) for cap in cap_mb_list)
             return BucketCaps(first_bytes=caps[0], cap_bytes=max(caps), per_bucket_bytes=caps)

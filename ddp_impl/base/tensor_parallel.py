@@ -8,8 +8,6 @@ replaces parameters by plain tensors around each forward, and they are gone from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -34,14 +32,6 @@ def local_tensor(tensor: Tensor) -> Tensor:
     if not is_distributed(tensor):
         return tensor.detach()
     return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
-
-
-def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return these tensors, and for DTensors their local shards, which share their storage."""
-    given = list(tensors)
-    if _PLAIN.issuperset(map(type, given)):
-        return given
-    return [local_tensor(tensor) for tensor in given]
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:

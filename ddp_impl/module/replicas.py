@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ddp_impl.base.errors import ReplicaMismatchError
+from ddp_impl.base.inner_tensors import described
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.base.tensor_parallel import describe_placement, local_tensor
 from ddp_impl.buckets.bucket import ManagedParameter
@@ -57,11 +60,11 @@ class ReplicatedParameter:
 class Replica:
     """One rank's module and options, as far as they must be those of every rank; options are text by name.
 
-    `names` has, by kind, the names of all that is averaged or copied, in order: ranks match it by its place.
+    `copied` has, by kind and name, how all that ranks get from rank 0 lies in memory: ranks match it by its place.
     """
 
     parameters: tuple[ReplicatedParameter, ...]
-    names: Mapping[str, list[str]]
+    copied: Mapping[str, Mapping[str, str]]
     ignored: tuple[str, ...]
     options: Mapping[str, str]
 
@@ -73,15 +76,16 @@ class Replica:
     def decoded(data: dict[str, Any]) -> Replica:
         """Return the replica that `data`, made by `encoded`, describes."""
         parameters = tuple(ReplicatedParameter(**parameter) for parameter in data["parameters"])
-        return Replica(parameters, data["names"], tuple(data["ignored"]), data["options"])
+        return Replica(parameters, data["copied"], tuple(data["ignored"]), data["options"])
 
     @property
     def digest(self) -> Digest:
         """What other ranks compare first: it has one length, whatever the replica."""
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
+        layouts = [list(layouts.values()) for layouts in self.copied.values()]
         return Digest(
-            content=_hash(dataclasses.replace(self, parameters=nameless, names={}).encoded()),
-            orders=tuple((_hash(sorted(names)), _hash(names)) for names in self.names.values()),
+            content=_hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts]),
+            orders=tuple((_hash(sorted(layouts)), _hash(list(layouts))) for layouts in self.copied.values()),
         )
 
 
@@ -106,7 +110,16 @@ class Digest:
         return Digest(content, tuple(zip(hashes[::2], hashes[1::2], strict=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What ranks learn while they compare: whether any has other wrappers besides, and a name that no other run has."""
+
+    in_company: bool
+    run: str
+
+
 _HASH_BYTES = 16
+_RUN_BYTES = 8
 
 
 def _hash(data: Any) -> bytes:
@@ -115,13 +128,13 @@ def _hash(data: Any) -> bytes:
 
 def describe(
     members: Sequence[ManagedParameter],
-    copied: Mapping[str, Iterable[str]],
+    copied: Mapping[str, Mapping[str, Tensor]],
     ignored: Collection[str],
     options: ReducerOptions,
     *,
     forward_sync_buffers: bool,
 ) -> Replica:
-    """Return this rank's replica; `copied` has the names of parameters and buffers that all get from rank 0."""
+    """Return this rank's replica; `copied` has the parameters and buffers that all get from rank 0."""
     caps = options.caps
     compared = {
         "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
@@ -136,25 +149,34 @@ def describe(
     }
     return Replica(
         parameters=tuple(ReplicatedParameter.of(member) for member in members),
-        names={kind: list(names) for kind, names in copied.items()},
+        copied={kind: described(kind[:-1], tensors) for kind, tensors in copied.items()},
         ignored=tuple(sorted(ignored)),
         options={name: repr(value) for name, value in compared.items()},
     )
 
 
-def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device, *, in_company: bool) -> bool:
+def verify_replicas(
+    mine: Replica,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    in_company: bool,
+    meanwhile: Callable[[], None] | None = None,
+) -> Agreed:
     """Check that the replicas of all ranks of the group are equal; all ranks must call it.
 
-    Returns whether any rank has other wrappers besides, as this one has if it is `in_company`. One small collective
-    when the replicas are equal. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch tells
-    only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
+    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. `meanwhile`
+    is called while others are awaited, see `collectives.stack_ranks`. Raises `ReplicaMismatchError` on every rank,
+    naming the first difference; torch tells only the ranks above 0, and rank 0 sees a broken connection
+    (pytorch/pytorch#73547).
     """
-    told = collectives.gather_bytes(mine.digest.encoded() + bytes([in_company]), group, device)
-    digests = [Digest.decoded(data[:-1]) for data in told]
+    besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
+    told = collectives.gather_bytes(mine.digest.encoded() + besides, group, device, meanwhile)
+    digests = [Digest.decoded(data[: -len(besides)]) for data in told]
     reordered = first_reordered(digests)
     others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
     if not reordered and not others:
-        return any(data[-1] for data in told)
+        return Agreed(any(data[-1] for data in told), run=told[0][-len(besides) : -1].hex())
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
     if reordered:
         text = first_misplaced({rank: everyone[rank] for rank in reordered})
@@ -181,10 +203,10 @@ def first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
 def first_misplaced(replicas: Mapping[int, Replica]) -> str:
     """Return where the replicas of two ranks have the same names in different orders, and what to do."""
     (one, ours), (other, theirs) = replicas.items()
-    for kind, names in ours.names.items():
-        if sorted(names) != sorted(theirs.names[kind]):
+    for kind, names in ours.copied.items():
+        if sorted(names) != sorted(theirs.copied[kind]):
             continue
-        for place, (name, their_name) in enumerate(zip(names, theirs.names[kind], strict=True)):
+        for place, (name, their_name) in enumerate(zip(names, theirs.copied[kind], strict=True)):
             if name != their_name:
                 return (
                     f"DDP expects {kind} in the same order on every rank, because ranks match them by their place, but "
@@ -215,12 +237,36 @@ def first_difference(first: Replica, second: Replica, rank: int) -> str:
             f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
             f"{where} has no counterpart on rank {missing}"
         )
+    for kind, layouts in first.copied.items():
+        if list(layouts.values()) != list(second.copied[kind].values()):
+            return _layout_difference(kind, layouts, second.copied[kind], rank)
     differing = ", ".join(
         f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
         for name, value in first.options.items()
         if value != second.options.get(name)
     )
     return f"DDP expects the same options on every rank, but {differing}"
+
+
+def verify_buffers(everyone: Sequence[Mapping[str, str]], own_rank: int) -> None:
+    """Raise `ReplicaMismatchError`, naming a buffer, unless all ranks have alike ones, each in words by its name."""
+    for rank, theirs in enumerate(everyone):
+        if list(theirs.values()) != list(everyone[0].values()):
+            text = _layout_difference("buffers", everyone[0], theirs, rank)
+            raise ReplicaMismatchError(f"[rank {own_rank}] {text}")
+
+
+def _layout_difference(kind: str, first: Mapping[str, str], second: Mapping[str, str], rank: int) -> str:
+    """Return in which of its tensors `rank` differs from rank 0, which has them `first`, and what to do."""
+    expected = f"DDP expects the same {kind} on every rank, because all get those of rank 0, but {kind[:-1]}"
+    hint = "build the module in the same way on every rank, or name it in _ddp_params_and_buffers_to_ignore on all"
+    for (name, layout), (their_name, their_layout) in zip(first.items(), second.items(), strict=False):
+        if layout != their_layout:
+            called = f"'{name}'" if name == their_name else f"'{name}' (rank {rank} has '{their_name}' in its place)"
+            return f"{expected} {called} is {layout} on rank 0, {their_layout} on rank {rank}; {hint}"
+    longer, where, missing = (first, 0, rank) if len(first) > len(second) else (second, rank, 0)
+    name = list(longer)[min(len(first), len(second))]
+    return f"{expected} '{name}' of rank {where} has no counterpart on rank {missing}; {hint}"
 
 
 def _only_in(one: Replica, other: Replica) -> list[str]:

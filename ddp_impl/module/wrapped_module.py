@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from ddp_impl.base.inner_tensors import refuse_composite
 from ddp_impl.base.tensor_parallel import local_tensor
 from ddp_impl.buckets.bucket import Layout, ManagedParameter
 
@@ -21,7 +22,8 @@ def managed_parameters(
     Those with names in `averaged` count although they are frozen now, and keep the strides that it has for their
     gradients: a copy averages what the original did, as other ranks' copies do.
     Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
-    (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters and when there is nothing to average.
+    (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters, for those that are made of others,
+    and when there is nothing to average.
     """
     members: list[ManagedParameter] = []
     seen: set[nn.Parameter] = set()
@@ -37,6 +39,7 @@ def managed_parameters(
                     "`DistributedDataParallel`; run one forward of the bare module (a dummy input will do) first"
                 )
             if parameter.requires_grad or name in averaged:
+                refuse_composite(name, parameter)
                 seen.add(parameter)
                 layout = Layout.of(local_tensor(parameter), averaged.get(name))
                 members.append(ManagedParameter(len(members), name, parameter, sparse, layout))
@@ -49,8 +52,14 @@ def managed_parameters(
 
 
 def device_type(module: nn.Module, ignored: Collection[str]) -> str:
-    """Return the one type of device that all parameters are on; raises `ValueError` when there are several."""
-    types = {parameter.device.type for name, parameter in module.named_parameters() if name not in ignored}
+    """Return the one type of device that all parameters are on; raises `ValueError` for several, and for meta."""
+    type_of = {name: parameter.device.type for name, parameter in module.named_parameters() if name not in ignored}
+    types = set(type_of.values())
+    if types == {"meta"}:
+        raise ValueError(
+            f"parameter '{next(iter(type_of))}' is on the meta device, as all are, and has no values that ranks could "
+            "be given: move the module to its device (to_empty(device=...)) and initialise it before wrapping it"
+        )
     if len(types) != 1:
         raise ValueError(
             "DistributedDataParallel's input module must be on the same type of devices; its parameters are on "

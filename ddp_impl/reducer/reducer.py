@@ -245,7 +245,7 @@ class Reducer:
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
 
-        The reducer forgets what it has learnt, buckets included: new ranks do not know it. Gradients that wait for their
+        The reducer forgets what it has learnt, buckets included: new ranks lack it. Gradients that wait for their
         first reduction go on waiting. Raises `ReductionError` where gradients of the last backward are missing and no
         error has said so: afterwards nothing says that those which arrived are no averages.
         """

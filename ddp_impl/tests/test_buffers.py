@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
@@ -80,3 +82,41 @@ def test_a_device_without_kernels_for_lists_copies_one_tensor_after_the_other(mo
     targets = [torch.zeros(2), torch.zeros(3)]
     foreach_copy_(targets, [torch.ones(2), torch.full((3,), 2.0)])
     assert [target.tolist() for target in targets] == [[1.0, 1.0], [2.0, 2.0, 2.0]]
+
+
+#: How ranks 0 and 1 change a buffer, and what each of them says of it.
+_CHANGES = (
+    (("dtype", "dtype"), ("trained with tensor([0., 0.], dtype",) * 2),
+    (("shape", "shape"), ("trained with tensor([0., 0., 0., 0.])",) * 2),
+    (("gone", "gone"), ("trained with None",) * 2),
+    (("dtype", "shape"), ("'mean' is [2] torch.float64 on cpu on rank 0, [3] torch.float32",) * 2),
+    (("shape", "gone"), ("'mean' of rank 0 has no counterpart on rank 1",) * 2),
+    (("", "dtype"), ("of step 1", "because here 'mean' was [2] torch.float32 on cpu and is [2] torch.float64 on")),
+    (("gone", ""), ("because here 'mean' was [2] torch.float32 on cpu and is None", "of step 1")),
+)
+
+
+def changes_a_buffer(rank: int, changes: tuple[str, str]) -> str:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mean", torch.zeros(2))
+    group = dist.new_group(timeout=timedelta(seconds=60 if all(changes) else 3))
+    ddp = DistributedDataParallel(module, process_group=group)
+    for step in range(4):
+        change = changes[rank] if step in (1, 2) else ""
+        if change:
+            size, dtype = (2, torch.float64) if change == "dtype" else (2 + step, torch.float32)
+            module.register_buffer("mean", None if change == "gone" else torch.full((size,), float(rank), dtype=dtype))
+        try:
+            ddp(torch.ones(3, 2)).sum().backward()
+        except RuntimeError as error:
+            return "\n".join((str(error), *getattr(error, "__notes__", ())))
+    return f"trained with {module.mean}"
+
+
+def changes_buffers(rank: int) -> list[str]:
+    return [changes_a_buffer(rank, changes) for changes, _ in _CHANGES]
+
+
+def test_ranks_compare_buffers_that_have_changed(tmp_path: Path) -> None:
+    for (_, words), *told in zip(_CHANGES, *run_ranks(changes_buffers, 2, tmp_path), strict=True):
+        assert all(expected in text for expected, text in zip(words, told, strict=True)), (words, told)

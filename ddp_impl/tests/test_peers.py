@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,26 @@ def test_words_of_steps_long_past_and_of_other_wrappers_are_not_read() -> None:
     assert "No other rank has said why" in failed_wait(later[0])
 
 
+def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of runs over one store, whether or not the ranks have agreed on a name for the run."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for run in ("", "one", "two"):
+        monkeypatch.setattr(peers, "_began", time.time())
+        assert "No other rank has said why" in failed_wait(pair(store)[0])
+        zero, one = pair(store)
+        zero.refuse_unlike(compares=True)
+        zero.company.run = one.company.run = run
+        with ThreadPoolExecutor() as pool:
+            told = [pool.submit(each.told_by_all, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)]
+            assert [each.result() for each in told] == [[run, run] if run else None] * 2
+        one.tell("raised, perhaps")
+        assert "rank 1 raised, perhaps" in failed_wait(zero)
+        one.say_whether_compared(False)
+        zero.refuse_unlike(compares=False)
+        with pytest.raises(ReplicaMismatchError, match=r"init_sync.* is True on rank 0 and False on rank 1"):
+            zero.refuse_unlike(compares=True)
+
+
 def test_a_wait_in_vain_elsewhere_is_no_cause() -> None:
     zero, one = pair(dist.HashStore())  # type: ignore[attr-defined]
     failed_wait(one)
@@ -105,8 +126,8 @@ def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monkey
 
 def test_a_good_step_does_not_touch_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     with group_of_one():
-        monkeypatch.setattr(Peers, "_store", lambda _: pytest.fail("asked for the store"))
         ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+        monkeypatch.setattr(Peers, "_store", lambda _: pytest.fail("asked for the store"))
         for _ in range(3):
             ddp(torch.ones(1, 2)).sum().backward()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.module.replicas import Digest, Replica, describe, first_difference, first_misplaced, first_reordered
@@ -20,7 +21,8 @@ def replica(module: nn.Module | None = None, ignored: tuple[str, ...] = (), **op
     caps = options.pop("caps", BucketCaps(1, 2))
     synced = options.pop("forward_sync_buffers", True)
     members = managed_parameters(module, ignored)
-    copied = {"parameters": [name for name, _ in module.named_parameters()], "buffers": dict(module.named_buffers())}
+    parameters: dict[str, torch.Tensor] = {**dict(module.named_parameters())}
+    copied = {"parameters": parameters, "buffers": dict(module.named_buffers())}
     return describe(members, copied, ignored, ReducerOptions(caps, **options), forward_sync_buffers=synced)
 
 
@@ -97,3 +99,29 @@ def test_the_hint_for_sharded_parameters_is_about_the_mesh() -> None:
     (parameter,) = mine.parameters
     spread = dataclasses.replace(mine, parameters=(dataclasses.replace(parameter, placement="in 2 parts"),))
     assert "device_mesh=mesh['dp']" in first_difference(mine, spread, 1)
+
+
+def with_buffers(**buffers: torch.Tensor) -> nn.Sequential:
+    module = nn.Sequential(nn.Linear(3, 3))
+    for name, buffer in buffers.items():
+        module.register_buffer(name, buffer)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (with_buffers(mean=torch.zeros(5)), "'mean' is [3] torch.float32 on cpu on rank 0, [5]"),
+        (with_buffers(mean=torch.zeros(3).long()), "float32 on cpu on rank 0, [3] torch.int64"),
+        (with_buffers(mean=TwoTensor(torch.zeros(3), torch.zeros(3))), "on cpu on rank 0, TwoTensor of"),
+        (with_buffers(mean=torch.zeros(3), more=torch.zeros(1)), "'more' of rank 1 has no counterpart on rank 0"),
+        (with_buffers(), "buffer 'mean' of rank 0 has no counterpart on rank 1"),
+        (with_buffers(mean=torch.zeros(3)).append(nn.Linear(3, 4).requires_grad_(False)), "'1.weight' of rank 1"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_all_get_from_rank_0_is_compared(other: nn.Module, words: str) -> None:
+    mine, theirs = replica(with_buffers(mean=torch.zeros(3))), replica(other)
+    assert mine.digest.content != theirs.digest.content
+    assert words in first_difference(mine, theirs, 1)
+    assert replica(with_buffers(other=torch.zeros(3))).digest.content == mine.digest.content

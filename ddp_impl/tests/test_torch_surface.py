@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.api import torch_names
 from ddp_impl.tests.ranks import group_of_one
 
 
@@ -103,3 +105,40 @@ def test_a_group_that_is_none_is_refused_at_construction() -> None:
     for group, error, words in cases:
         with group_of_one(), pytest.raises(error, match=words):
             DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+
+
+class Newer(nn.parallel.DistributedDataParallel):
+    """What a later torch may have."""
+
+    def __init__(self, module: nn.Module, lazy: bool = False) -> None:
+        super().__init__(module)
+        self.require_more = lazy
+
+    def finalize(self) -> None:
+        """Do more."""
+
+
+class Older(DistributedDataParallel):
+    """Ours, before it knows of that."""
+
+
+def test_what_the_installed_torch_has_and_we_have_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every version: arguments, attributes and methods are those of torch 2.13, or refused with a sentence."""
+    theirs, ours = (set(inspect.signature(cls).parameters) for cls in (torch_names.TORCH_DDP, DistributedDataParallel))
+    absent = torch_names.refuse_absent(DistributedDataParallel)
+    if torch.__version__ < "2.14":
+        assert not theirs - ours
+        assert absent == {"buffer_hook"}  # which only a registration sets
+    monkeypatch.setattr(torch_names, "TORCH_DDP", Newer)
+    assert torch_names.refuse_absent(Older, Newer) == {"require_more", "finalize"}
+    with group_of_one():
+        ddp: Any = Older(Half())
+        for name in (*absent, "require_more", "finalize"):
+            with pytest.raises(AttributeError, match=f"DistributedDataParallel of torch .* has {name}"):
+                setattr(ddp, name, True)
+            assert not hasattr(ddp, name)
+        wrap: Any = DistributedDataParallel
+        with pytest.raises(TypeError, match=r"'lazy'\. DistributedDataParallel of torch .* has lazy"):
+            wrap(Half(), lazy=True)
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'lasy'$"):
+            wrap(Half(), lasy=True)

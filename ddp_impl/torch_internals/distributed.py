@@ -55,16 +55,15 @@ def counter_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], i
     return count
 
 
-def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
-    """Return after how many seconds a group's collectives fail; torch's default where the backend does not say it."""
-    options = getattr(group._get_backend(device), "options", None)
-    timeout: timedelta = getattr(options, "_timeout", default_pg_timeout)
-    return timeout.total_seconds()
-
-
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:
     """Return how many threads the gloo backend of a group has; 0 where it does not tell."""
     return int(getattr(getattr(group._get_backend(device), "options", None), "_threads", 0))
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long a group's backend waits for other ranks; torch's default where it does not tell."""
+    timeout: timedelta = getattr(getattr(group._get_backend(device), "options", None), "_timeout", default_pg_timeout)
+    return timeout
 
 
 def overlapped_optimizer(optim: type, parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses import FakeTensor
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -61,6 +62,23 @@ def unflattened(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 def is_lazy(tensor: Tensor) -> bool:
     """Whether memory holds other values than the tensor has: a bit says that they are conjugated or negated."""
     return tensor.is_conj() or tensor.is_neg()
+
+
+def has_operators(tensor: Tensor) -> bool:
+    """Whether the class of `tensor`, fake ones apart, says itself what operations on it are."""
+    return type(tensor).__torch_dispatch__ != Tensor.__torch_dispatch__ and not isinstance(tensor, FakeTensor)
+
+
+def plain_alias(tensor: Tensor) -> Tensor | None:
+    """Return a plain tensor in the memory of one of a class of its own; None if it has no memory itself."""
+    try:
+        has_memory = tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return None
+    if not has_memory:
+        return None
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return tensor.detach().as_subclass(Tensor)
 
 
 def num_stored(sparse: Tensor) -> int:

@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -31,6 +31,9 @@ from ddp_impl.wire.groups import rank_in, size_of
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
+
+#: How often, at first more often, who waits for others looks whether they will not come.
+_LOOK_S = 0.05
 
 #: What every backend sends as it is; gloo knows no int16, say, and NCCL neither.
 SENT_AS_THEY_ARE = frozenset(
@@ -75,7 +78,7 @@ def value_of(future: Any, group: dist.ProcessGroup, device: torch.device) -> Any
     if isinstance(future, dist.Work):
         return finished(future, "what a hook has started")
     if hasattr(future, "add_done_callback") and not future.done():
-        is_done, timeout_s = threading.Event(), timeout_of(group, device)
+        is_done, timeout_s = threading.Event(), timeout_of(group, device).total_seconds()
         future.add_done_callback(lambda _: is_done.set())
         if not is_done.wait(timeout_s):
             raise CommunicationError(
@@ -243,18 +246,29 @@ def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGr
     return [value for value in tensor.tolist() if value >= 0]
 
 
-def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
+def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[], None] | None = None) -> Tensor:
+    """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks.
+
+    `meanwhile` is called now and then while others are awaited, and may raise; not with works that do not say whether
+    they are done.
+    """
     gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
-    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
-    finished(_started(work, "all_gather"), "all_gather", gathered)
+    work = _started(dist.all_gather(gathered, tensor, group=group, async_op=True), "all_gather")
+    look_s = _LOOK_S / 64
+    says = type(work) is dist.Work or type(work).is_completed is not dist.Work.is_completed
+    while meanwhile is not None and says and not work.is_completed():
+        meanwhile()
+        time.sleep(look_s := min(2 * look_s, _LOOK_S))
+    finished(work, "all_gather", gathered)
     return torch.stack(gathered)
 
 
-def gather_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+def gather_bytes(
+    mine: bytes, group: dist.ProcessGroup, device: torch.device, meanwhile: Callable[[], None] | None = None
+) -> list[bytes]:
     """Return every rank's bytes (of one length on all of them) in rank order: one small collective."""
     tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    return [bytes(row) for row in stack_ranks(tensor, group).tolist()]
+    return [bytes(row) for row in stack_ranks(tensor, group, meanwhile).tolist()]
 
 
 def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:

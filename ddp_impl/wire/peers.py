@@ -1,7 +1,8 @@
 """What ranks tell each other when one fails: it leaves a word in the group's store, and a wait that fails reads it.
 
 A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
-or a timeout. Nothing is written or read while all goes well, and nothing here replaces the error that was raised.
+or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
+At construction a rank says whether it will compare its module with the others', because one that does not never comes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -18,7 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -62,7 +66,8 @@ class Peers:
     """The other ranks of one wrapper's group.
 
     Not collective, but ranks find each other's words only if they build their wrappers in the same order. A group
-    without a store is silent: ranks then report what they know themselves.
+    without a store is silent: ranks then report what they know themselves. A store may have served an earlier run, as
+    an elastic agent's does: what is left in it stands under a name of this run, once the ranks have agreed on one.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
@@ -85,6 +90,43 @@ class Peers:
             self.company.has_failed = False
         self.company.wrappers.add(self)
         slow_waits.add(self)
+
+    def say_whether_compared(self, compares: bool) -> None:
+        """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
+        if size_of(self.group) > 1:
+            self._leave(f"compares {compares}", rank_in(self.group))
+
+    def refuse_unlike(self, compares: bool) -> None:
+        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's."""
+        other, store = None, self._store()
+        with contextlib.suppress(Exception):
+            other = None if store is None else self._left(store, f"compares {not compares}")
+        if other is not None:
+            raise ReplicaMismatchError(
+                f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
+                f"rank {rank_in(self.group)} and {not compares} on rank {other}: one would wait for a comparison in "
+                "which the other takes no part. Give every rank the same"
+            )
+
+    def told_by_all(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
+        """Leave `mine`, the word of that number; return what all ranks have left about it, in their order.
+
+        None without a store, or without a name for the run: nothing tells what others left from what is left of others.
+        All ranks must call it. Raises the store's error after `timeout`.
+        """
+        store = self._store()
+        if store is None or not self.company.run:
+            return None
+        own = f"{rank_in(self.group)}/{about}"
+        keys = [self.key_of(f"{rank}/{about} {number}") for rank in range(size_of(self.group))]
+        store.set(self.key_of(f"{own} {number}"), mine)
+        waiting = store
+        with contextlib.suppress(RuntimeError):  # one written in Python has no copies
+            waiting = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
+        waiting.wait(keys, timeout)
+        with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
+            store.delete_key(self.key_of(f"{own} {number - 1}"))
+        return [store.get(key).decode() for key in keys]
 
     def serve(self, wrapper: object) -> None:
         """Say it where this rank waits long, for as long as `wrapper` lives."""
@@ -186,13 +228,9 @@ class Peers:
         if store is None:
             return
         with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
-            store.set(f"{self.key_of(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
+            self._leave(f"{rank}/waits", [step, f"{what} in {phase}"])
             others = [other for other in range(size_of(self.group)) if other != rank]
-            told = {
-                other: json.loads(store.get(f"{self.key_of(other)}/waits"))
-                for other in others
-                if store.check([f"{self.key_of(other)}/waits"])
-            }
+            told = {other: left for other in others if (left := self._left(store, f"{other}/waits"))}
             waiting = {other: where for other, (at, where) in told.items() if at >= step}
             log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
@@ -219,10 +257,8 @@ class Peers:
         rank = rank_in(self.group)
         self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
         self.company.has_failed |= unfinished
-        store = self._store()
-        if store is not None and size_of(self.group) > 1:
-            with contextlib.suppress(Exception):  # the error that is being raised matters more
-                store.set(self.key_of(rank), json.dumps(dataclasses.asdict(self._told)))
+        if size_of(self.group) > 1:
+            self._leave(f"{rank}", dataclasses.asdict(self._told))
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
@@ -255,9 +291,9 @@ class Peers:
         with contextlib.suppress(Exception):
             while others:
                 for rank in sorted(others):
-                    if store.check([self.key_of(rank)]):
+                    if left := self._left(store, f"{rank}"):
                         others.discard(rank)
-                        word = Word(**json.loads(store.get(self.key_of(rank))))
+                        word = Word(**left)
                         if word.step >= self.step - 1:  # an older one was about something that is over
                             found[rank] = word
                 if until_cause and not all(word.waited for word in found.values()):
@@ -266,9 +302,26 @@ class Peers:
                     return
                 time.sleep(0.02)
 
-    def key_of(self, rank: int) -> str:
-        """Return where a rank leaves its words in the group's store."""
-        return f"ddp_impl/{self._name}/{rank}"
+    def _leave(self, about: str, value: Any) -> None:
+        """Leave `value` (JSON data) for the other ranks, with the time by this one's clock; raise nothing."""
+        store = self._store()
+        if store is not None:
+            with contextlib.suppress(Exception):  # the error that is being raised, perhaps, matters more
+                store.set(self.key_of(about), json.dumps([time.time(), value]))
+
+    def _left(self, store: Store, about: str) -> Any:
+        """Return what was left about this in this run, None if nothing was.
+
+        While the run has no name, that is what is younger than this process: those of an earlier run had ended before.
+        """
+        if not store.check([self.key_of(about)]):
+            return None
+        at, value = json.loads(store.get(self.key_of(about)))
+        return value if self.company.run or at >= _began else None
+
+    def key_of(self, about: str) -> str:
+        """Return where this wrapper's ranks leave something in the group's store."""
+        return f"ddp_impl/{self.company.run}/{self._name}/{about}"
 
     def _store(self) -> Store | None:
         try:
@@ -305,11 +358,15 @@ class _InStep:
 
 
 class _Company:
-    """The wrappers of one group. `has_failed`: a collective or a backward of one of them has, and is not past."""
+    """The wrappers of one group. `has_failed`: a collective or a backward of one of them has, and is not past.
+
+    `run`: what all its ranks call this run, once the first wrapper has compared its replicas; empty before.
+    """
 
     def __init__(self) -> None:
         self.wrappers: weakref.WeakSet[Peers] = weakref.WeakSet()
         self.has_failed = False
+        self.run = ""
         self._counts: Counter[str] = Counter()
 
     @staticmethod
@@ -325,6 +382,15 @@ class _Company:
 
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
 slow_waits = SlowWaits()
+_began = time.time()
+
+
+def _begin_as_a_fork() -> None:
+    global _began
+    _began = time.time()
+
+
+os.register_at_fork(after_in_child=_begin_as_a_fork)
 
 
 def _in_words(what: Description) -> str:

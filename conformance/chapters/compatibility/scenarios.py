@@ -65,6 +65,8 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-09", "buffer-elsewhere", "misplaced_buffer", 2, _VARIANTS)
     bare = arguments("bare-group", bare_group=True) | fields(recorded=False)
     yield from _grid("COMPAT-10", "", training, 2, bare, _MORE_RANKS, ENDS_SOON)
+    served = [each_one | fields(recorded=False) for each_one in each("served", ("ended", "raised", "raised-ended"))]
+    yield from _grid("COMPAT-14", "", training, 2, served, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "used", training, 2, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "freed", "dropped_wrapper", 2, _VARIANTS)
     for kind in _KINDS:

@@ -8,14 +8,14 @@ import inspect
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import PrefixStore, Work
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
@@ -24,7 +24,7 @@ from conformance.programs.holders import holder_of
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -60,7 +60,9 @@ def _uses_spare(scenario: Scenario, rank: int) -> bool:
     return not scenario.options.get("find_unused_parameters") or rank == 0
 
 
-def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
+def _step(scenario: Scenario, model: Any, turn: RankStep, num_seen: int = 9) -> Mapping[str, Any]:
+    if scenario.arguments.get("served"):  # a buffer that each run has in a size of its own, and not from the beginning
+        model.module.register_buffer("seen", model.module.count.new_zeros(num_seen))
     output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
     if scenario.arguments.get("by_hand"):
         model.require_forward_param_sync = True
@@ -89,14 +91,34 @@ def _without_results() -> Iterator[None]:
 def compatible_training(ctx: RankContext) -> None:
     """Train three steps: with `no_results` on groups whose Work has none, with `by_hand` preparing backward once more.
 
-    With `bare_group` the wrapper is given a group that was made without torch.distributed. Observes gradients and the
-    buffer. All ranks run it.
+    With `bare_group` the wrapper is given a group that was made without torch.distributed; with `served`, one whose
+    store has served earlier runs, each of which ended as it says. Observes gradients and the buffer. All ranks run it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
     group = {"process_group": bare_group(ctx, ctx.process_group)} if ctx.arguments.get("bare_group") else {}
+    if served := ctx.arguments.get("served"):
+        store = PrefixStore(ctx.scenario.id, dist.distributed_c10d._get_default_store())
+        for ending in served.split("-"):
+            _earlier_run(ctx, ending, bare_group(ctx, ctx.process_group, store))
+        group = {"process_group": bare_group(ctx, ctx.process_group, store)}
+    module = _build(ctx.scenario).to(ctx.device)
     with _without_results() if ctx.arguments.get("no_results") else nullcontext():
         model = ctx.wrap(module, **group)
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
+
+
+def _earlier_run(ctx: RankContext, ending: str, group: dist.ProcessGroup) -> None:
+    """Train two steps over `group`; they end the run as they should, or the second raises on every rank (`raised`)."""
+    module = _build(ctx.scenario).to(ctx.device)
+    model = ctx.wrap(module, process_group=group)
+    for index in range(2):
+        if raises := ending == "raised" and index == 1:
+            next(module.parameters()).register_hook(_refuse)
+        with suppress(ArithmeticError) if raises else nullcontext():
+            _step(ctx.scenario, model, rank_step(ctx, index), num_seen=len(ending))
+
+
+def _refuse(_: torch.Tensor) -> None:
+    raise ArithmeticError("the run ends here")
 
 
 @compatible_training.expects

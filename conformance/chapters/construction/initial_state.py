@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
+from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
+from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
 
 
 class Stateful(nn.Module):
@@ -59,3 +66,47 @@ def initial_state(ctx: RankContext) -> None:
 
 
 initial_state.expects(truth_of)
+
+
+@program("composite_state", invariants=("leaves_no_trace",))
+def composite_state(ctx: RankContext) -> None:
+    """Wrap modules with a frozen parameter and a buffer that are made of two tensors, several times over.
+
+    Observes `parts`, the values of every part and of the plain parameters, or the refusal. All ranks run it.
+    """
+    modules = [_composite(ctx, ctx.rank) for _ in range(10)]
+    try:
+        for module in modules:
+            ctx.wrap(module)
+    except Exception as error:
+        parts: Any = Raised.of(error, traceback.format_exc())
+    else:
+        parts = next((found for module in modules if (found := _parts(module)) != _OF_RANK_0), _OF_RANK_0)
+    ctx.observe("parts", parts)
+
+
+#: What `_parts` returns of rank 0's module.
+_OF_RANK_0 = ([10.0] * 9 + [20.0] * 9) * 2 + [0.0] * 15
+
+
+@composite_state.expects
+def _whole_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
+    allowed = AnyOf(_OF_RANK_0, Raises(mentions=("weight",)), Raises(mentions=("table",)))
+    return {rank: {"parts": allowed} for rank in range(scenario.world_size)}
+
+
+def _composite(ctx: RankContext, rank: int) -> nn.Module:
+    module: Any = moved(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), ctx.device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(rank)
+    made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
+    module[0].weight = nn.Parameter(made[0], requires_grad=False)
+    module.register_buffer("table", made[1])
+    return module  # type: ignore[no-any-return]
+
+
+def _parts(module: Any) -> list[float]:
+    made = (module[0].weight, module.table)
+    tensors = [part for each in made for part in (each.a, each.b)] + [module[0].bias, module[1].weight, module[1].bias]
+    return [value for tensor in tensors for value in tensor.detach().flatten().tolist()]

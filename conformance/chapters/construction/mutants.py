@@ -22,7 +22,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import copied_state, distributed
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
-from ddp_impl.module.replicas import Replica, ReplicatedParameter
+from ddp_impl.module.replicas import Agreed, Replica, ReplicatedParameter
 
 
 @replaces(Ours, "attach_reducer")
@@ -72,7 +72,7 @@ def AlwaysSyncs(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 @replaces(Ours, "__init__")
 def ComparesNothing(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: modules of the ranks are never compared, so that their bytes get mixed up."""
-    with mock.patch.object(distributed, "verify_replicas"):
+    with mock.patch.object(distributed, "verify_replicas", return_value=Agreed(True, "")):
         init(*args, **kwargs)
 
 
@@ -148,7 +148,7 @@ def MixesDevices(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: parameters on different types of devices are accepted."""
     with (
         mock.patch.object(distributed, "device_type", return_value="cpu"),
-        mock.patch.object(distributed, "verify_replicas"),
+        mock.patch.object(distributed, "verify_replicas", return_value=Agreed(True, "")),
         mock.patch.object(copied_state, "broadcast_state"),
     ):
         init(*args, **kwargs)
@@ -496,8 +496,20 @@ def ComparesShapesAlone(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> Non
         init(*args, **kwargs)
 
 
-@replaces(Ours, "names_of_copied")
-def ComparesTrainedNamesOnly(ddp: Ours, names_of_copied: Call, with_buffers: bool) -> dict[str, Any]:
+@replaces(Ours, "synchronise_state")
+def CopiesWhatIsMadeOfOthersAsOne(ddp: Ours, synchronise_state: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: of a broadcast of a tensor that is made of several, the work of one is waited for."""
+    with mock.patch.object(copied_state, "memory", lambda _, tensors: list(tensors.values())):
+        synchronise_state(*args, **kwargs)
+
+
+@replaces(Ours, "__init__")
+def ComparesTrainedNamesOnly(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: ranks may register what they do not train, frozen parameters and buffers, in different orders."""
-    trained = [name for name, parameter in ddp._named_parameters.items() if parameter.requires_grad]
-    return {"parameters": trained, "buffers": ()}
+    describe = replicas.describe
+
+    def of_trained(members: Sequence[ManagedParameter], copied: Any, *rest: Any, **options: Any) -> Replica:
+        return describe(members, {"parameters": {each.name: each.parameter for each in members}}, *rest, **options)
+
+    with mock.patch.object(distributed, "describe", of_trained):
+        init(*args, **kwargs)

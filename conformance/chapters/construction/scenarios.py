@@ -39,6 +39,7 @@ _BETWEEN_RANKS = {
     "CONS-05": ("layer_more_on_last", "layer_less_on_last", "frozen_on_last"),
     "CONS-06": ("dtype",),
     "CONS-07": ("parameter_ignored_on_last", "buffer_ignored_on_last"),
+    "CONS-37": ("larger_buffer", "smaller_buffer", "buffer_of_integers", "buffer_more", "larger_frozen"),
     "CONS-36": ("reordered", "frozen_reordered", "buffers_reordered"),
 }
 _LOCAL = {
@@ -50,6 +51,7 @@ _LOCAL = {
     "CONS-13": ("lazy",),
     "CONS-29": ("expanded",),
     "CONS-14": ("two_device_types",),
+    "CONS-39": ("all_meta",),
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
@@ -79,6 +81,7 @@ def _state() -> Iterator[Scenario]:
         yield from _grid("CONS-02", "", "initial_state", world_size, LOCAL_BUFFERS.named("no-forward-sync"))
         yield from _grid("CONS-03", "", "initial_state", world_size, not_at_first, _SILENT)
         yield from _grid("CONS-22", "", "initial_state", world_size, ignored, _IGNORING)
+        yield from _grid("CONS-38", "made-of-others", "composite_state", world_size)
 
 
 def _errors() -> Iterator[Scenario]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.models.integers import RankStep, with_integer_weights
@@ -78,6 +78,18 @@ def _reordered_buffers(ctx: RankContext) -> nn.Module:
     return module
 
 
+def _other_on_last(ctx: RankContext, other: Tensor | None, *, frozen: bool = False) -> nn.Module:
+    """Return layers with a buffer `mean`, or a frozen parameter, of which the last rank has another one; None: two."""
+    module = _layers(ctx)
+    held = {"mean": torch.zeros(3), "more": torch.zeros(1)} if other is None else {"mean": other}
+    for name, tensor in (held if _is_last(ctx) else {"mean": torch.zeros(3)}).items():
+        if frozen:
+            module.register_parameter(name, nn.Parameter(tensor.to(ctx.device), requires_grad=False))
+        else:
+            module.register_buffer(name, tensor.to(ctx.device))
+    return module
+
+
 def _dtype(ctx: RankContext) -> nn.Module:
     module = _layers(ctx)
     if _is_last(ctx):
@@ -136,6 +148,12 @@ MISTAKES: Mapping[str, Mistake] = {
     "reordered": Mistake(partial(_reordered, frozen=False), Raises(mentions=("k.weight", "q.weight"))),
     "frozen_reordered": Mistake(partial(_reordered, frozen=True), Raises(mentions=("k.weight", "q.weight"))),
     "buffers_reordered": Mistake(_reordered_buffers, Raises(mentions=("mean", "variance"))),
+    "larger_buffer": Mistake(partial(_other_on_last, other=torch.zeros(5)), Raises(mentions=("mean",))),
+    "smaller_buffer": Mistake(partial(_other_on_last, other=torch.zeros(2)), Raises(mentions=("mean",))),
+    "buffer_of_integers": Mistake(partial(_other_on_last, other=torch.zeros(3).long()), Raises(mentions=("mean",))),
+    "buffer_more": Mistake(partial(_other_on_last, other=None), Raises(mentions=("more",))),
+    "larger_frozen": Mistake(partial(_other_on_last, other=torch.zeros(5), frozen=True), Raises(mentions=("mean",))),
+    "all_meta": Mistake(lambda ctx: _layers(ctx).to("meta"), Raises(mentions=("meta",))),
     "no_parameters": Mistake(lambda _: nn.ReLU(), _NOTHING_TO_TRAIN),
     "all_frozen": Mistake(lambda ctx: _layers(ctx).requires_grad_(False), _NOTHING_TO_TRAIN),
     "all_ignored": Mistake(_all_ignored, _NOTHING_TO_TRAIN),

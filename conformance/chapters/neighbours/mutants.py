@@ -263,9 +263,8 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
     """BUG: whether wrappers have an order is decided by those that live on this rank, and not on any rank."""
     verify = replicas.verify_replicas
 
-    def verify_alone(*given: Any, in_company: bool) -> bool:
-        verify(*given, in_company=in_company)
-        return in_company
+    def verify_alone(*given: Any, in_company: bool) -> replicas.Agreed:
+        return dataclasses.replace(verify(*given, in_company=in_company), in_company=in_company)
 
     with mock.patch.object(distributed, "verify_replicas", verify_alone):
         init(*args, **kwargs)
