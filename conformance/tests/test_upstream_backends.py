@@ -14,7 +14,7 @@ from conformance.cli import main
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.upstream import ASKED_OF_ALL, DTYPES, FLAGS, declared_by, upstream_tests
 
-ONBOARDING = Path(conformance.__file__).parents[1] / "docs" / "onboarding.md"
+ONBOARDING = Path(conformance.__file__).parents[1] / "docs" / "adapter_reference.md"
 
 
 def test_every_test_names_requirements_of_backends_or_says_what_is_missing() -> None:

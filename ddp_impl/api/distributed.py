@@ -66,13 +66,7 @@ _OF_THIS_PROCESS = (
 
 
 class _InUse:
-    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward.
-
-    `keeps` lives as long.
-    """
-
-    def __init__(self, keeps: object = None) -> None:
-        self.keeps = keeps
+    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward."""
 
 
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
@@ -486,10 +480,12 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         # They must outlive it in what shares its attributes, as accelerate compiles regions of a copy of that kind, and
         # while an output is left whose backward may run.
-        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse(self._caster))
+        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
         reducer.in_use = weakref.ref(outputs)
         weakref.finalize(self._in_use, reducer.wrapper_is_gone)
         weakref.finalize(outputs, reducer.remove_hooks)
+        if self._caster is not None:
+            weakref.finalize(outputs, self._caster.let_go)
         self._peers.serve(outputs)
         self._local_gradients = LocalGradients(self.reducer.reduction.used_locally)
         self._compiled_calls = CompiledCalls(

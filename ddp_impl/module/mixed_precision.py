@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,24 +93,15 @@ class MixedPrecision:
 
 
 class ModuleHook:
-    """A forward hook of a `PrecisionCaster` on a module, as long as that lives: the caster holds the module.
-
-    In a copy of the module it does nothing: it is not cast.
-    """
+    """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Pass on to `call`, a bound method."""
-        self._call = None if call is None else weakref.WeakMethod(call)
-
-    @property
-    def call(self) -> Callable[..., Any] | None:
-        """What it passes on to, if that is there."""
-        return None if self._call is None else self._call()
+        """Pass on to `call`."""
+        self.call = call
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the caster returns."""
-        call = self.call
-        return None if call is None else call(*arguments)
+        return None if self.call is None else self.call(*arguments)
 
     def __reduce__(self) -> Any:
         """Leave the caster out of pickles and deep copies."""
@@ -134,6 +124,7 @@ class PrecisionCaster:
                 if name not in ignored and buffer.is_floating_point():
                     buffer.data = buffer.to(config.buffer_dtype)
         self._casts = None if config.param_dtype is None else Casts(config.param_dtype)
+        self._hooks: list[ModuleHook] = []
         self._running: list[nn.Module] = []
         self._shown = contextlib.ExitStack()
         drop_forward_hooks(module, _does_nothing)
@@ -156,6 +147,15 @@ class PrecisionCaster:
             with self._casts.during_forward(device), self._swap.read_through(self._casts.read):
                 yield
 
+    def let_go(self) -> None:
+        """Let the hooks do nothing, when nobody needs them any more: they hold this object, which holds the module."""
+        for hook in self._hooks:
+            hook.call = None
+
+    def _hook(self, call: Callable[..., Any]) -> ModuleHook:
+        self._hooks.append(ModuleHook(call))
+        return self._hooks[-1]
+
     def cast_inputs(self, value: Any) -> Any:
         """Cast every floating-point tensor in nested containers to `param_dtype`, if inputs are to be cast."""
         if self.config.param_dtype is None or not self.config.cast_forward_inputs:
@@ -170,8 +170,8 @@ class PrecisionCaster:
         """Show casts to the parts of `module` that checkpointing runs again in backward."""
         for part in module.modules():
             if self._swap.has_any_of(part):
-                part.register_forward_pre_hook(ModuleHook(self._begins_to_run))
-                part.register_forward_hook(ModuleHook(self._has_run), always_call=True)
+                part.register_forward_pre_hook(self._hook(self._begins_to_run))
+                part.register_forward_hook(self._hook(self._has_run), always_call=True)
 
     def _begins_to_run(self, called: nn.Module, _: Any) -> None:
         # Checkpointing runs modules again during backward, when the wrapper's forward is long over. The outermost one
@@ -191,8 +191,8 @@ class PrecisionCaster:
     def _keep_full_precision(self, module: nn.Module) -> None:
         for owner in module.modules():
             if self._stays_full(owner):
-                owner.register_forward_pre_hook(ModuleHook(self._raise_inputs))
-                owner.register_forward_hook(ModuleHook(self._lower_output))
+                owner.register_forward_pre_hook(self._hook(self._raise_inputs))
+                owner.register_forward_hook(self._hook(self._lower_output))
 
     def _raise_inputs(self, _: nn.Module, inputs: Any) -> Any:
         return cast(inputs, torch.float32) if self._casts_now() else None

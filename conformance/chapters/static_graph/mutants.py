@@ -91,14 +91,14 @@ class LocalAfterException(TorchDDP):
         output = super().forward(*inputs, **kwargs)
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._begin)
+                leaf.register_hook(self._noted)
         return output
 
-    def _begin(self, _: Tensor) -> None:
+    def _noted(self, _: Tensor) -> None:
         self.is_backward_under_way = True
-        Variable._execution_engine.queue_callback(self._end)
+        Variable._execution_engine.queue_callback(self._passed)
 
-    def _end(self) -> None:
+    def _passed(self) -> None:
         self.is_backward_under_way = False
 
 
