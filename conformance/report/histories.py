@@ -125,7 +125,7 @@ def read_histories(report: Path) -> Kept | None:
     if not path.exists():
         return None
     try:
-        return parse_object(gzip.decompress(read_plain(path)).decode(), "histories")
+        return parse_object(read_plain(path).decode(), "histories")
     except (OSError, EOFError, ValueError) as error:
         raise ReportError(f"{path} holds no histories: {error}") from error
 
