@@ -103,7 +103,7 @@ def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
     report = kept(tmp_path, (returned(0, gradients(4)),))
     assert history_lines(*[read_histories(report) or {}] * 2)
     (report / HISTORIES).write_bytes(b"no gzip")
-    with pytest.raises(ReportError, match=rr"histories\.json\.gz(: gzip cannot decompress it| holds no histories)"):
+    with pytest.raises(ReportError, match=r"histories\.json\.gz(: gzip cannot decompress it| holds no histories)"):
         read_histories(report)
     (report / HISTORIES).unlink()
     assert "collectives" not in diff(report, report)
