@@ -47,7 +47,7 @@ def refused(*arguments: str | Path) -> str:
     result = call(*arguments)
     assert result.exit_code == 2, result.output
     stderr = re.sub(r"\A(Testing|Running) .* \.\.\.\n", "", result.stderr)  # what `run` and `replay` say at once
-    assert stderr.startswith("Error: ")
+    assert stderr.removeprefix("Starting ranks ...\n").startswith("Error: ")
     assert "\n\n" not in result.stderr.strip()
     assert "Traceback" not in result.output
     assert isinstance(result.exception, SystemExit)

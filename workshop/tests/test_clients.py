@@ -159,7 +159,7 @@ def test_rows_are_renewed_one_by_one() -> None:
         good, judgements={"import": Judgement(Result.SAME), "launcher": Judgement(Result.OURS_RAISES, "E: a|b")}
     )
     assert row_text(good) == "| <code>one</code> A training |  | losses | same | 6, 6 |"
-    assert "| import: same<br>launcher: ours raises: <code>E: a&#124;b</code> |" in row_text(bad)
+    assert "| import: same<br>launcher: ours raises: <code>E&#58; a&#124;b</code> |" in row_text(bad)
     assert good.is_good
     assert not bad.is_good
     page = renewed("", [good, dataclasses.replace(good, client=two)], [one, two], "Last run on Monday.")
