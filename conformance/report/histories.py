@@ -20,7 +20,7 @@ from conformance.codec import parse_object
 from conformance.errors import ReportError
 from conformance.observation import Collective, Observation, Raised
 from conformance.report.folder import HISTORIES
-from conformance.report.plain_file import read_plain
+from conformance.report.plain_file import read_plain, write_plain
 from conformance.scenario import Scenario
 
 #: By kind, scenario and rank. What ranks print is that of the whole run: Python gives a warning once per process.
@@ -67,12 +67,7 @@ class Histories:
         }
         everything = {line for ranks in runs.values() for _, _, lines in ranks.values() for line in lines}
         kept["printed"] = {"the whole run": {"any": sorted(everything)}}
-        try:
-            (folder / HISTORIES).write_bytes(gzip.compress(json.dumps(kept, indent=0).encode(), mtime=0))
-        except OSError as error:
-            raise ReportError(
-                f"cannot write {folder / HISTORIES}: {error.strerror}; report.json is complete"
-            ) from error
+        write_plain(folder / HISTORIES, gzip.compress(json.dumps(kept, indent=0).encode(), mtime=0))
 
 
 def issued(observation: Observation) -> list[str]:
@@ -126,7 +121,7 @@ def read_histories(report: Path) -> Kept | None:
         return None
     try:
         return parse_object(read_plain(path).decode(), "histories")
-    except (OSError, EOFError, ValueError) as error:
+    except ValueError as error:
         raise ReportError(f"{path} holds no histories: {error}") from error
 
 

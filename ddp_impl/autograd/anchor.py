@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from ddp_impl.autograd.hooks import Listener
 from ddp_impl.autograd.marks import identified
 from ddp_impl.torch_internals.autograd import brought_by_backward
-
-
-class Listener(Protocol):
-    """What the anchor reports to."""
-
-    def anchor_reached(self) -> None:
-        """Take note that a backward comes from outputs in which no parameter took part."""
 
 
 class Anchor:

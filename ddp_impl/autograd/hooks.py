@@ -32,6 +32,9 @@ class Listener(Protocol):
     def take_gradient(self, index: int) -> None:
         """Take a gradient that `Arrivals` wants reported or does not await."""
 
+    def anchor_reached(self) -> None:
+        """Take note that a backward comes from outputs in which no parameter took part."""
+
 
 class AutogradHooks:
     """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report."""
@@ -196,6 +199,12 @@ class OneThreadAtATime:
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.take_gradient(index)
+
+    def anchor_reached(self) -> None:
+        """Take note that a backward has begun in which no parameter takes part."""
+        if (reducer := self._reducer()) is not None:
+            with self.lock:
+                reducer.anchor_reached()
 
 
 def is_averaged(parameter: Tensor) -> bool:

@@ -195,11 +195,12 @@ def has_sent(participant: Participant) -> None:
 def _rivals(participant: Participant) -> list[Participant]:
     """Return the other wrappers of the backward whose buckets must not meet those of `participant`."""
     run = participant.engine_run
-    return [
+    rivals = [
         one
         for one in (run.participants if run is not None else ())
         if one is not participant and one.group is participant.group and one.device == participant.device
     ]
+    return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
 def join(participant: Participant) -> EngineRun:
@@ -238,7 +239,8 @@ class Tally:
 class EngineRun:
     """One run of autograd's engine, and who takes part in it.
 
-    `has_rivals`: the buckets of several wrappers must not meet. `tallies`: of the groups in which somebody counts.
+    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of the groups in which somebody
+    counts.
     """
 
     __slots__ = ("has_rivals", "is_compiled", "number", "participants", "tallies")

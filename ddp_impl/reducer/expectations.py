@@ -171,11 +171,6 @@ class Some(Expectation):
     allows_absence = True
     ranks_may_differ = True
 
-    def iteration_begins(self) -> None:
-        """Let the forecast decide."""
-        if self.reduction.order.ranks_diverge:
-            self.reduction.hold_all_back()
-
     def absent_at_start(self) -> Sequence[int]:
         """Take nothing for unused, but tell the other ranks what this backward is certain to bring."""
         reduction = self.reduction

@@ -10,7 +10,7 @@ from ddp_impl.buckets.bucket import allocate
 from ddp_impl.buckets.device_times import DeviceTimes
 from ddp_impl.buckets.early_moves import EarlyMoves
 from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
-from ddp_impl.reducer.iteration import Iteration, Progress
+from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 from ddp_impl.wire.round import NUM_BYTES, Round
@@ -124,5 +124,5 @@ class BucketPlanning:
         reduction = self.reduction
         reduction.buckets[:] = allocate(plan, reduction.members, reduction.options, reduction.buckets)
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
-        reduction.iteration = Iteration(reduction.rank, reduction.iteration.number, range(len(reduction.buckets)))
+        reduction.forget_iteration()
         self._early_moves.regroup(reduction.buckets)

@@ -134,8 +134,9 @@ class Reducer:
         self.raised_early = False
         self._warned_of_late = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
-        self.hooks.report_to(self if self._alone is None else self._alone)
-        self.anchor.report_to(self)
+        listener = self if self._alone is None else self._alone
+        self.hooks.report_to(listener)
+        self.anchor.report_to(listener)
         company.watch_for(self)
 
     def choose_options(self, options: ReducerOptions) -> None:
@@ -165,8 +166,7 @@ class Reducer:
         iteration = self.reduction.iteration
         if iteration.is_repeated and iteration.is_probed:
             # torch.autograd.grad, perhaps on this rank alone: others would rebuild buckets now without it.
-            last = iteration.number
-            self.reduction.iteration = Iteration(self.reduction.rank, last, range(len(self.buckets)))
+            self.reduction.forget_iteration()
         self.telemetry.current.forward_start = now_ns()
         if self.reduction.learnt.order:
             self.rebuild_buckets()
@@ -189,15 +189,12 @@ class Reducer:
         self.hooks.captures, self.early_moves.movable = captures, not captures
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
-
         iteration.is_announced |= self.hooks.on_backward(outputs, self._output_reached, in_use)
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
-        num_triggers = self._num_triggers
-
-        self.hooks.on_backward(outputs, partial(self._local_output_reached, num_triggers))
+        self.hooks.on_backward(outputs, partial(self._local_output_reached, self._num_triggers))
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
@@ -294,7 +291,10 @@ class Reducer:
 
     def begin_backward(self) -> None:
         """Begin the backward that runs now, together with the other wrappers whose backward it is."""
-        if self.may_share_backward:
+        if self._alone is not None:
+            with self._alone.lock:
+                company.begin(self)
+        elif self.may_share_backward:
             company.begin(self)
         else:
             self.backward_begins()
@@ -369,7 +369,7 @@ class Reducer:
             if iteration.progress in (Progress.IDLE, Progress.BROKEN) and not self._was_handed_out_early:
                 self._arrived_late(index)
                 return
-            if index not in iteration.unused or not self.expectation.may_still_arrive(index):
+            if not self.expectation.may_still_arrive(index):
                 reduction.refuse(reduction.error(self.expectation.one_too_many(index)))
                 return
             iteration.unused.discard(index)
@@ -623,8 +623,8 @@ class Reducer:
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
         if self._drops_late:
             self._run_is_over = threading.Event()
-        if run.is_compiled and isinstance(self._chosen, Every):
-            self.expectation = Captured(reduction)
+        is_captured = run.is_compiled and isinstance(self._chosen, Every)
+        self.expectation = Captured(reduction) if is_captured else self._chosen
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)
         if run.tallies or order.tally is not None:
@@ -677,7 +677,7 @@ class Reducer:
             reduction.refuse_together()
         reduction.peers.step += 1
 
-    # -- names of torch's reducer that other projects call (docs/private_names.md) -------------------------------------
+    # -- names of torch's reducer that other projects call (docs/drop_in.md) ------------------------------------------
 
     _rebuild_buckets, _check_reducer_finalized, _remove_autograd_hooks = rebuild_buckets, check_finished, remove_hooks
 

@@ -84,9 +84,13 @@ class Reduction:
         self.divisor = self.num_ranks
         self.order = Order(group, self.device)
         self.learnt = Learnt(self.options.caps)
-        self.iteration = Iteration(self.rank, self.iteration.number)
+        self.forget_iteration()
         self.post_backward_futures.clear()
         self.join_agreements.clear()
+
+    def forget_iteration(self) -> None:
+        """Stand idle behind the last iteration, whatever became of it."""
+        self.iteration = Iteration(self.rank, self.iteration.number, range(len(self.buckets)))
 
     def error(self, message: str) -> ReductionError:
         """Return an error to be raised, which the logging data will tell, too."""
@@ -392,6 +396,8 @@ class Reduction:
         if peers.lost or peers.company.has_failed:
             peers.refuse_lost("backward", what)
         peers.wait = (monotonic(), "backward", what)
+        if slow_waits.watcher is None and self.num_ranks > 1:
+            slow_waits.start()
         try:
             if self.comm_hook is None:
                 collectives.finished(pending, "all_reduce", [buffer])

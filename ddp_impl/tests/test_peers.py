@@ -22,6 +22,7 @@ from ddp_impl.base.logs import log
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire import peers
 from ddp_impl.wire.peers import Peers
+from ddp_impl.wire.slow_waits import SlowWaits
 
 
 class Group(dist.ProcessGroup):
@@ -223,6 +224,39 @@ def test_a_rank_that_waits_long_says_for_what_and_who_has_not_come(tmp_path: Pat
     assert "weight" in of_zero[0]
     assert "in backward of step 0, and goes on waiting" in of_zero[0]
     assert of_zero[1].startswith("[rank 0] meanwhile rank 1 has not come and does not say that it waits")
+
+
+class _Waiting:
+    """Waits for ever."""
+
+    def __init__(self) -> None:
+        self.wait: Any = (0.0, "backward", "more")
+        self.logged = 0
+
+    def log_slow_wait(self, wait: Any, seconds: float) -> None:
+        self.logged += 1
+
+
+def test_each_slow_wait_is_logged_once_though_several_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, waiting = SlowWaits(slow_s=0.0), [_Waiting(), _Waiting()]
+    for each in waiting:
+        waits.add(each)
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr(waits._is_over, "wait", lambda _: next(looks))
+    waits._watch()
+    assert [each.logged for each in waiting] == [1, 1]
+
+
+def test_waits_for_a_bucket_are_watched_however_long_ago_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher ends by itself when nobody waits: sending a bucket and awaiting it each need one."""
+    with group_of_one():
+        ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+        ddp.reducer.reduction.num_ranks = 2  # alone, nobody is waited for
+        started: list[Any] = []
+        monkeypatch.setattr(peers.slow_waits, "watcher", None)
+        monkeypatch.setattr(peers.slow_waits, "start", lambda: started.append(ddp.reducer.peers.wait))
+        ddp(torch.ones(1, 2)).sum().backward()
+    assert [phase for _, phase, _ in started] == ["backward", "backward"]
 
 
 def test_after_a_failure_of_one_wrapper_no_other_of_its_group_goes_on() -> None:

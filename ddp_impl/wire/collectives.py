@@ -181,11 +181,6 @@ def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
     finished(all_reduce_sum(tensor, group, op), "all_reduce", [tensor])
 
 
-def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
-    _finished_broadcast(_broadcast_begun(tensor, group, group_src))
-
-
 def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> tuple[dist.Work, Tensor]:
     sent = tensor if tensor.dtype in SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
     options = dist.BroadcastOptions()
@@ -236,14 +231,6 @@ def time_all_reduces(
         # The first one waits for ranks that are late, and may open connections.
         samples.append((size, statistics.median(seconds[1:]), statistics.median(launches[1:])))
     return samples
-
-
-def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
-    padded = list(values) + [-1] * (length - len(values))
-    tensor = torch.tensor(padded, dtype=torch.int32, device=device)
-    broadcast_from(tensor, group, 0)
-    return [value for value in tensor.tolist() if value >= 0]
 
 
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[], None] | None = None) -> Tensor:

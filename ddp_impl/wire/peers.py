@@ -151,7 +151,7 @@ class Peers:
         """Raise `CommunicationError` where no collective of this wrapper may follow."""
         if lost := self.why_lost():
             error = CommunicationError(lost)
-            (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
+            self._explain(phase, what, error, of_others=of_others)
             raise error
 
     def begin_wait(self, phase: str, what: Description) -> None:
@@ -168,7 +168,10 @@ class Peers:
         self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
         self.wait, self.company.has_failed = None, True
         if isinstance(error, Exception):
-            (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
+            self._explain(phase, what, error, of_others=of_others)
+
+    def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
+        (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
 
     @property
     def copied_now(self) -> str:

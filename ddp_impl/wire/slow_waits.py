@@ -77,25 +77,24 @@ class SlowWaits:
                 watcher.join(_ENDS_WITHIN_S)
 
     def _forget_watcher(self) -> None:
-        self.watcher, self._lock = None, threading.Lock()
+        self.watcher, self._lock, self._is_over = None, threading.Lock(), threading.Event()
 
     def _watch(self) -> None:
-        logged: Wait | None = None
+        logged: list[tuple[Waiter, Wait]] = []
         idle_before = False
         while not self._is_over.wait(_PERIOD_S):
             now = time.monotonic()
             waiting = [(waiter, wait) for waiter in list(self._waiters) if (wait := waiter.wait) is not None]
+            logged = [each for each in waiting if each in logged]
             for waiter, wait in waiting:
-                if wait is not logged and now - wait[0] >= self._slow_s:
-                    logged = wait
+                if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
+                    logged.append((waiter, wait))
                     waiter.log_slow_wait(wait, now - wait[0])
             if not waiting and idle_before:
                 self.watcher = None
-                # A wait that began before this line and saw the watcher there is seen here; a later one starts another.
-                if not any(waiter.wait for waiter in list(self._waiters)):
-                    return
-                self.watcher = self.watcher or threading.current_thread()
-                if self.watcher is not threading.current_thread():
-                    return
+                # Who began to wait before this line saw a watcher there; who does later starts one.
+                if any(waiter.wait for waiter in list(self._waiters)):
+                    self.start()
+                return
             idle_before = not waiting
         self.watcher = None

@@ -128,7 +128,7 @@ def SyncsIgnoredBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tens
 def SyncsNoBuffers(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a collective precedes every synchronised forward, also where there is no buffer."""
     if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
-        collectives.broadcast_from(torch.zeros(1), ddp.process_group, 0)
+        collectives.broadcast_coalesced([torch.zeros(1)], ddp.process_group, 0)
     return pre_forward(*inputs, **kwargs)
 
 
