@@ -149,6 +149,16 @@ def came_late(rank: int, name: str, iteration: int) -> str:
     )
 
 
+def went_past_the_wrapper(rank: int, name: str, iteration: int) -> str:
+    """Return the warning for a gradient of a backward that passed no output of forward, after an iteration."""
+    return (
+        f"[rank {rank}] after iteration {iteration} parameter '{name}' received a gradient from a backward that passed "
+        "no output of this DistributedDataParallel's forward. Gradients of such a backward are not averaged: each rank "
+        "keeps its own, and the replicas drift apart. Call the wrapper, ddp(...), instead of ddp.module(...) or a "
+        "method of the module. Where local gradients are meant, run the forward under ddp.no_sync()."
+    )
+
+
 def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
     """Return the message for a gradient that arrived after the reducer had counted all of its parameter."""
     advice = (

@@ -132,7 +132,7 @@ class Reducer:
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self._wrapper_collected = False
         self.raised_early = False
-        self._warned_of_late = False
+        self._warned_of_local = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
         listener = self if self._alone is None else self._alone
         self.hooks.report_to(listener)
@@ -408,15 +408,18 @@ class Reducer:
             self.launch_full_buckets()
 
     def _arrived_late(self, index: int) -> None:
-        """Leave a gradient local that arrived after the iteration; warn, once, if that counted it as unused."""
+        """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
-        if self._warned_of_late or not last or index not in last or reduction.iteration.progress is not Progress.IDLE:
+        is_expected = reduction.follows_local or reduction.num_ranks == 1 or self._wrapper_collected
+        if self._warned_of_local or is_expected or reduction.iteration.progress is not Progress.IDLE:
             return
-        if not reduction.follows_local and index not in self.hooks.shared():  # else it was expected
-            self._warned_of_late = True
+        if index not in self.hooks.shared():  # else it is another wrapper's
+            self._warned_of_local = True
             name, number = self.members[index].name, reduction.iteration.number
-            warnings.warn(messages.came_late(reduction.rank, name, number), stacklevel=2)
+            counted_as_unused = last and index in last
+            warning = messages.came_late if counted_as_unused else messages.went_past_the_wrapper
+            warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
 
     def _unfinished(self) -> ReductionError:
         """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
