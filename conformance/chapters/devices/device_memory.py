@@ -55,10 +55,7 @@ def _module() -> nn.Module:
 
 
 def _measured(ctx: RankContext, wrap: Any) -> tuple[int, int, int, int]:
-    """Return the most bytes within a step, those between steps, their growth, and those that are left in the end.
-
-    Of one step only, the most does not count: a thread of autograd's may hold the last backward a moment longer.
-    """
+    """Return the most bytes within a step, those between steps, their growth, and those that are left in the end."""
     device = ctx.device.index
     _let_go(ctx.device)
     begin = torch.accelerator.memory_allocated(device)
@@ -67,8 +64,9 @@ def _measured(ctx: RankContext, wrap: Any) -> tuple[int, int, int, int]:
     peaks, kept = [], []
     for step in range(_NUM_STEPS):
         inputs = rank_step(ctx, step).inputs(4, _WIDTH)
-        torch.accelerator.reset_peak_memory_stats(device)
         module.zero_grad(set_to_none=True)
+        _drop_last_backward(ctx.device)
+        torch.accelerator.reset_peak_memory_stats(device)
         with ctx.phase("forward", step):
             loss = model(inputs).sum()
         ctx.backward(loss, step)
@@ -79,13 +77,19 @@ def _measured(ctx: RankContext, wrap: Any) -> tuple[int, int, int, int]:
         kept.append(torch.accelerator.memory_allocated(device) - begin)
     del module, model
     _let_go(ctx.device)
-    return sorted(peaks[2:])[-2], kept[-1], kept[-1] - kept[3], torch.accelerator.memory_allocated(device) - begin
+    return max(peaks[2:]), kept[-1], kept[-1] - kept[3], torch.accelerator.memory_allocated(device) - begin
 
 
 def _let_go(device: torch.device) -> None:
-    """Free what nobody needs; autograd's thread keeps a backward, and all that it knows, until it begins another."""
-    torch.ones(1, device=device, requires_grad=True).sum().backward()
+    """Free what nobody needs."""
+    _drop_last_backward(device)
     gc.collect()
+    torch.accelerator.synchronize(device)
+
+
+def _drop_last_backward(device: torch.device) -> None:
+    """Have autograd's thread begin another backward: until then it keeps the last one, gradients and all."""
+    torch.ones(1, device=device, requires_grad=True).sum().backward()
     torch.accelerator.synchronize(device)
 
 
