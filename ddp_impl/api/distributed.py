@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, Never
 
 import torch
@@ -22,11 +24,12 @@ from ddp_impl.api.arguments import (
     resolve_devices,
     resolve_group,
 )
-from ddp_impl.api.buffers import BufferLayouts
+from ddp_impl.api.copied_state import BufferLayouts
 from ddp_impl.api.join import JoinedWrapper
-from ddp_impl.api.logging_data import logging_data
 from ddp_impl.api.torch_names import (
+    TORCH_DDP,
     TorchSurface,
+    logging_data,
     refuse_absent,
     refuse_unheard_overrides,
     refuse_unknown,
@@ -44,18 +47,15 @@ from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_capture, in_graph
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
-from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.module.wrapped_module import device_type, managed_parameters, refuse_expanded
 from ddp_impl.reducer import company
-from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.user_hooks import take_over_optimizers
 from ddp_impl.torch_internals.compile import frame_callback
-from ddp_impl.torch_internals.modules import ignored_names
-from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms, transforms_active
-from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES
-from ddp_impl.wire.groups import backend_of, rank_in, size_of
+from ddp_impl.torch_internals.tensors import ignored_names, num_nodes, outside_transforms, transforms_active
+from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES, backend_of, rank_in, size_of
 from ddp_impl.wire.peers import Peers
 
 #: Attributes that a pickled copy makes anew.
@@ -501,3 +501,54 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 self._register_builtin_comm_hook(state)
             else:
                 self.register_comm_hook(state, hook)
+
+
+# -- in the place of torch's, for code that knows only torch's name ----------------------------------------------------
+
+#: Names under which modules had our class before it was installed; None while it is not.
+_own_names: set[tuple[str, str]] | None = None
+
+
+def install() -> None:
+    """Replace torch's class by ours wherever it can be imported from; calling it twice changes nothing.
+
+    Modules that imported the class before, under any name, get the new one too.
+    Only objects that exist already stay what they are, and references kept elsewhere than in a module's names: a
+    module-level tuple of classes, a default argument. Install before importing what keeps such. Undo it with
+    `uninstall`.
+    """
+    global _own_names
+    if _own_names is None:
+        _own_names = {(module.__name__, name) for module, name in _names_of(DistributedDataParallel)}
+    for module, name in _names_of(TORCH_DDP):
+        setattr(module, name, DistributedDataParallel)
+
+
+def uninstall() -> None:
+    """Give torch's class its place back, also in modules imported since; without `install` it changes nothing.
+
+    Names that our class had before, taken from `ddp_impl` itself, keep it. A module imported since then has torch's
+    class again, whichever way it named it.
+    """
+    global _own_names
+    if _own_names is None:
+        return
+    for module, name in _names_of(DistributedDataParallel):
+        if (module.__name__, name) not in _own_names:
+            setattr(module, name, TORCH_DDP)
+    _own_names = None
+
+
+def is_installed() -> bool:
+    """Whether torch's name means our class now."""
+    return _own_names is not None
+
+
+def _names_of(wanted: type) -> Iterator[tuple[ModuleType, str]]:
+    """Yield every module outside this package that has `wanted` among its names, with the name."""
+    for full_name, module in list(sys.modules.items()):
+        if full_name == "ddp_impl" or full_name.startswith("ddp_impl.") or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            if value is wanted:
+                yield module, name

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ddp_impl.api.buffers import agree_on_rank
-from ddp_impl.api.copied_state import CopiedState
+from ddp_impl.api.copied_state import CopiedState, agree_on_rank
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> tuple[Tensor, dist.Work]:

@@ -1,4 +1,4 @@
-"""The hooks with which a reducer listens to autograd: gradients come, a backward begins, it ends."""
+"""The hooks with which a reducer listens to autograd, and what it asks: which gradients a backward will bring."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
+from ddp_impl.torch_internals.autograd import brought_by_backward, shown_to_profilers
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
 
@@ -216,3 +218,39 @@ def _follows_user(table: dict[int, Any], own: int) -> bool:
     """Whether the hook with key `own` is there, and a user's comes behind it."""
     behind = takewhile(own.__ne__, reversed(table))
     return own in table and not _OF_REDUCERS.issuperset(behind)
+
+
+class GraphSearch:
+    """Asks about the nodes that accumulate into the parameters; it keeps them alive, so that they stay the same."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Remember the accumulation node of each parameter."""
+        with torch.enable_grad():
+            self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._known = set(self.nodes)
+
+    def uses_any(self, outputs: Iterable[Tensor]) -> bool:
+        """Whether any parameter is reachable from `outputs`; a few steps if one is, the whole graph if none."""
+        tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        leaves = [tensor for tensor in tensors if tensor.grad_fn is None]  # which have no node within a transform
+        if any(getattr(node, "variable", None) is leaf for leaf in leaves for node in self.nodes):
+            return True
+        stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        seen = set[Node](stack)
+        while stack:
+            node = stack.pop()
+            if node in self._known:
+                return True
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    stack.append(following)
+        return False
+
+    def coming(self) -> list[bool]:
+        """Return for each parameter whether the backward that runs now will bring it a gradient; False outside of one.
+
+        What a function hides that begins a backward of its own counts as not coming.
+        """
+        with shown_to_profilers("torch.distributed.ddp.reducer::search_unused_parameters"):
+            return brought_by_backward(self.nodes)

@@ -5,7 +5,7 @@ entry becomes zero, and only then does its bucket count down. So a gradient that
 time, as absent say: there is nothing left of it to count.
 
 The hook of a parameter runs once per gradient and is the reducer's hot path. It settles by itself where an entry is 1
-(`autograd_hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
+(`hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
 reported: until the first one of a backward has come, and throughout an iteration that it learns from.
 """
 

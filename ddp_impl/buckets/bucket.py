@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.base.inner_tensors import is_distributed, local_tensor
 from ddp_impl.base.options import LARGE_NUMEL, ReducerOptions
-from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.buckets.plan import BucketPlan, ParameterSpec
 
 

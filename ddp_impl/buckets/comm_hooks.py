@@ -21,7 +21,7 @@ from ddp_impl.torch_internals.distributed import BuiltinCommHookType
 from ddp_impl.torch_internals.distributed import GradBucket as TorchGradBucket
 from ddp_impl.torch_internals.tensors import keeping_versions
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 #: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
 _WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"

@@ -1,21 +1,32 @@
-"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds."""
+"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds.
+
+Gradients live in the parameters' `.grad`, in local shards of it, or in a context of `torch.distributed.autograd`: a
+`GradientHome` each.
+
+Where they live in buckets, large ones move the moment they arrive (`EarlyMoves`). One that stays where autograd has put
+it until its bucket is full has left the cache by then, and takes memory beside the bucket for so long. Autograd
+computes the next one in the memory that the moved one has left. Small gradients of such a bucket move as well: one that
+stays behind takes a piece of that memory, and the next large one does not fit. What has moved is still this rank's own
+gradient, whoever looks at it, changes it or puts another one in its place: it is divided with its bucket, when that is
+launched.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 import torch
 from torch import Tensor
 
 from ddp_impl.base.errors import ReductionError
+from ddp_impl.base.inner_tensors import is_distributed, local_gradient, local_tensor, set_local_gradient
 from ddp_impl.base.messages import enumerate_names
-from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.torch_internals.autograd import profiler_runs, shown_to_profilers
 from ddp_impl.torch_internals.tensors import (
     foreach_copy_,
@@ -33,6 +44,44 @@ COPY_IN = "torch::distributed::reducer::copy_"
 _COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientHome:
+    """How the reducer reaches a parameter's gradient.
+
+    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable`: the
+    reducer may move a gradient into a bucket.
+    """
+
+    get: Callable[[Tensor], Tensor | None]
+    put: Callable[[Tensor, Tensor], None]
+    movable: bool
+
+
+def _set_grad(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient
+
+
+GRAD_ATTRIBUTE = GradientHome(attrgetter("grad"), _set_grad, movable=True)
+LOCAL_SHARD = GradientHome(local_gradient, set_local_gradient, movable=False)
+
+
+def autograd_context(context_id: int) -> GradientHome:
+    """Return the home of gradients in one `torch.distributed.autograd` context, which leaves `.grad` alone.
+
+    Its tensors can be changed in place, but none can be added: a parameter that this rank did not use has no entry
+    afterwards, although other ranks may have used it.
+    """
+    from torch.distributed import autograd
+
+    gradients: dict[Tensor, Tensor] = autograd.get_gradients(context_id)  # type: ignore[attr-defined]
+
+    def put(parameter: Tensor, gradient: Tensor) -> None:
+        if parameter in gradients:
+            gradients[parameter].copy_(gradient)
+
+    return GradientHome(lambda parameter: gradients.get(parameter), put, movable=False)
 
 
 def frozen_in(bucket: Bucket) -> set[int]:
@@ -339,3 +388,50 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
         "the averages cannot be differentiated again.",
         stacklevel=2,
     )
+
+
+class EarlyMoves:
+    """Moves the gradients of some buckets when they come.
+
+    `takes[index]`: whether `came(index)` is to be called when the last gradient of a parameter has come in a backward.
+    The list keeps its identity: hooks hold on to it. `movable`: gradients come into `.grad`, and not into a context of
+    torch.distributed.autograd, which leaves `.grad` alone.
+    """
+
+    def __init__(self, num_parameters: int) -> None:
+        """Move nothing; `regroup` must follow."""
+        self.takes: Final = [False] * num_parameters
+        self.movable = True
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self.buckets: list[Bucket] = []
+
+    def regroup(self, buckets: Sequence[Bucket]) -> None:
+        """Move into these buckets from now on: on a CPU, into those with a large gradient."""
+        self.buckets = [
+            bucket
+            for bucket in buckets
+            if bucket.holds_gradients and bucket.has_large and bucket.flat.device.type == "cpu"
+        ]
+        self._places = {
+            member.index: (bucket, place) for bucket in self.buckets for place, member in enumerate(bucket.members)
+        }
+        self.takes[:] = [index in self._places for index in range(len(self.takes))]
+
+    def begin(self) -> None:
+        """Begin a backward."""
+        for bucket in self.buckets:
+            bucket.restore_views()
+
+    def came(self, index: int) -> None:
+        """Move the gradient of a parameter into its bucket, unless that is not so simple: `collect` finds it then."""
+        bucket, place = self._places[index]
+        parameter = bucket.parameters[place]
+        if not self.movable or num_post_accumulate_hooks(parameter) > 1:  # the user's, who may keep what it has seen
+            return
+        bucket.claim()
+        gradient, view = parameter.grad, bucket.views[place]
+        if gradient is None or gradient is view or not is_plain(gradient, view.dtype) or not fits(view, parameter):
+            return
+        with shown_to_profilers(COPY_IN):
+            view.copy_(gradient)
+        parameter.grad = view

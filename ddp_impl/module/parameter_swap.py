@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddp_impl.torch_internals.modules import parameter_table, refresh_recurrent, saves_state, set_parameter_table
+from ddp_impl.torch_internals.tensors import parameter_table, refresh_recurrent, saves_state, set_parameter_table
 
 Replace = Callable[[Tensor], Tensor]
 

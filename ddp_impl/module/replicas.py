@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl.base.errors import ReplicaMismatchError
-from ddp_impl.base.inner_tensors import described
+from ddp_impl.base.inner_tensors import describe_placement, described, local_tensor
 from ddp_impl.base.options import ReducerOptions
-from ddp_impl.base.tensor_parallel import describe_placement, local_tensor
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in
+from ddp_impl.wire.collectives import rank_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.company import Tally
 from ddp_impl.torch_internals.distributed import counter_of
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 from ddp_impl.wire.round import Answer, digest
 
 Members = Sequence[ManagedParameter]

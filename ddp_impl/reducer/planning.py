@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import torch
+
 from ddp_impl.base import messages
-from ddp_impl.base.logs import is_verbose, milestone
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.buckets.auto_caps import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
+from ddp_impl.base.telemetry import is_verbose, milestone
 from ddp_impl.buckets.bucket import allocate
-from ddp_impl.buckets.device_times import DeviceTimes
-from ddp_impl.buckets.early_moves import EarlyMoves
-from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.buckets.gradients import EarlyMoves
+from ddp_impl.buckets.plan import (
+    NUM_PROFILED,
+    PROBE_BYTES,
+    AllReduceCost,
+    BucketPlan,
+    choose_caps,
+    plan_for_order,
+    plan_for_unknown_order,
+)
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
@@ -126,3 +134,40 @@ class BucketPlanning:
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
         reduction.forget_iteration()
         self._early_moves.regroup(reduction.buckets)
+
+
+class DeviceTimes:
+    """Notes places in the work of `device`, in whatever stream is current there.
+
+    The host's clock would tell when work was launched: on an accelerator long before it is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin with nothing noted."""
+        self._device = device
+        self._begin = self._event()
+        self._at: dict[int, torch.Event] = {}
+
+    def begin(self) -> None:
+        """Forget what was noted; times count from here."""
+        self._at.clear()
+        self._begin = self._event()
+        self._record(self._begin)
+
+    def note(self, name: int) -> None:
+        """Note this place as `name`, unless there is one of that name."""
+        if name not in self._at:
+            self._at[name] = self._event()
+            self._record(self._at[name])
+
+    def seconds(self) -> dict[int, float]:
+        """Return how long after the beginning the device came to each place; makes the host wait for the last one."""
+        for event in self._at.values():
+            event.synchronize()
+        return {name: self._begin.elapsed_time(event) / 1000 for name, event in self._at.items()}
+
+    def _event(self) -> torch.Event:
+        return torch.Event(self._device, enable_timing=True)
+
+    def _record(self, event: torch.Event) -> None:
+        event.record(torch.accelerator.current_stream(self._device))

@@ -56,16 +56,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.autograd.anchor import Anchor
 from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.base.logs import is_verbose, milestone
 from ddp_impl.base.options import ReducerOptions
-from ddp_impl.base.telemetry import NEVER, now_ns
+from ddp_impl.base.telemetry import NEVER, is_verbose, milestone, now_ns
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.reducer import company
 from ddp_impl.reducer.expectations import Captured, Every, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.graph_search import GraphSearch
-from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.options import ReducerOptions
@@ -23,10 +22,13 @@ from ddp_impl.base.telemetry import Telemetry, now_ns
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, call_hook, tensor_in
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.buckets.gradients import (
     COPY_IN,
     COPY_IN_DIVIDED,
+    GRAD_ATTRIBUTE,
+    LOCAL_SHARD,
+    GradientHome,
+    autograd_context,
     collect,
     collect_sparse,
     empty_sparse,
@@ -36,11 +38,10 @@ from ddp_impl.buckets.gradients import (
     in_place,
 )
 from ddp_impl.reducer.iteration import Iteration, Learnt
-from ddp_impl.reducer.optimizer_in_backward import step_parameters
 from ddp_impl.reducer.order import Order
-from ddp_impl.reducer.user_hooks import UserHooks
+from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in, size_of
+from ddp_impl.wire.collectives import rank_in, size_of
 from ddp_impl.wire.peers import Peers, slow_waits
 from ddp_impl.wire.round import Round
 

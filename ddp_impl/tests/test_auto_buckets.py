@@ -15,8 +15,16 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.buckets.auto_caps import MIN_GAIN, NUM_PROFILED, AllReduceCost, Choice, choose_caps, predict
-from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
+from ddp_impl.buckets.plan import (
+    MIN_GAIN,
+    NUM_PROFILED,
+    AllReduceCost,
+    Choice,
+    ParameterSpec,
+    choose_caps,
+    plan_for_order,
+    predict,
+)
 from ddp_impl.reducer import planning as bucket_planning
 from ddp_impl.tests.ranks import run_ranks
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.buckets.early_moves import EarlyMoves
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE
-from ddp_impl.buckets.gradients import collect
+from ddp_impl.buckets.gradients import GRAD_ATTRIBUTE, EarlyMoves, collect
 from ddp_impl.tests.buckets import bucket_of, gradients_of
 from ddp_impl.tests.ranks import run_ranks
 

@@ -18,11 +18,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.base.errors import CommunicationError, ReplicaMismatchError
-from ddp_impl.base.logs import log
+from ddp_impl.base.telemetry import log
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire import peers
-from ddp_impl.wire.peers import Peers
-from ddp_impl.wire.slow_waits import SlowWaits
+from ddp_impl.wire.peers import Peers, SlowWaits
 
 
 class Group(dist.ProcessGroup):
@@ -238,7 +237,8 @@ class _Waiting:
 
 
 def test_each_slow_wait_is_logged_once_though_several_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, waiting = SlowWaits(slow_s=0.0), [_Waiting(), _Waiting()]
+    waits = SlowWaits(slow_s=0.0)
+    waiting: list[Any] = [_Waiting(), _Waiting()]
     for each in waiting:
         waits.add(each)
     looks = iter([False, False, False, True])

@@ -12,8 +12,8 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ddp_impl.base.options import BucketCaps, ReducerOptions
+from ddp_impl.module.parameter_watch import managed_parameters
 from ddp_impl.module.replicas import Digest, Replica, describe, first_difference, first_misplaced, first_reordered
-from ddp_impl.module.wrapped_module import managed_parameters
 
 
 def replica(module: nn.Module | None = None, ignored: tuple[str, ...] = (), **options: Any) -> Replica:

@@ -27,7 +27,6 @@ from torch.futures import Future
 from ddp_impl.base.errors import CommunicationError
 from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.torch_internals.tensors import flattened, foreach_copy_, is_lazy, unflattened
-from ddp_impl.wire.groups import rank_in, size_of
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
@@ -292,3 +291,25 @@ def rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
         filled += num_bytes
     if filled:
         yield list(by_kind.values())
+
+
+# What a group says of itself, also one that was built by hand. `torch.distributed.get_rank(group)` and its like look it
+# up among those that `init_process_group` and `new_group` have made.
+
+
+def rank_in(group: dist.ProcessGroup) -> int:
+    """Return this process's rank in `group`; -1 if it is not in it (`GroupMember.NON_GROUP_MEMBER`)."""
+    return group.rank() if isinstance(group, dist.ProcessGroup) else -1
+
+
+def size_of(group: dist.ProcessGroup) -> int:
+    """Return the number of ranks of `group`; -1 if this process is not in it."""
+    return group.size() if isinstance(group, dist.ProcessGroup) else -1
+
+
+def backend_of(group: dist.ProcessGroup) -> str:
+    """Return the name of the group's backend."""
+    try:
+        return str(dist.get_backend(group))
+    except ValueError:
+        return group.name()

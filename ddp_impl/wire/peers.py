@@ -1,8 +1,13 @@
-"""What ranks tell each other when one fails: it leaves a word in the group's store, and a wait that fails reads it.
+"""What ranks tell each other when one fails or waits long: by the group's store, which a wait that fails reads.
 
 A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
 or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
 At construction a rank says whether it will compare its module with the others', because one that does not never comes.
+
+A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo,
+and nothing has failed. So one thread of the process looks at its waits a few times a second, and logs those that last.
+It ends with the last wrapper, and by itself when nobody has waited for a moment: a wrapper may live on for a while in
+circles of references. Beginning and ending a wait cost the assignment of an attribute.
 """
 
 from __future__ import annotations
@@ -22,25 +27,32 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 
 from ddp_impl.base import messages
 from ddp_impl.base.errors import CommunicationError, ReductionError, ReplicaMismatchError
-from ddp_impl.base.logs import log
+from ddp_impl.base.telemetry import log
 from ddp_impl.torch_internals.distributed import Store
-from ddp_impl.wire.groups import rank_in, size_of
-from ddp_impl.wire.slow_waits import SlowWaits, Wait
+from ddp_impl.wire.collectives import rank_in, size_of
 
 #: How long the others' words are waited for.
 _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
+#: After how many seconds of waiting a rank logs it.
+SLOW_S: Final = 30.0
+#: How often the thread looks, and how long it goes on when nobody waits.
+_PERIOD_S = 0.2
+#: How long the thread may take to end with the last wrapper: what it logs at that moment.
+_ENDS_WITHIN_S = 1.0
 
 #: What a block is about, or what says it when somebody must hear it.
 Description = str | Callable[[], str]
+#: When a wait began (on the monotonic clock), in which phase, and for what.
+Wait = tuple[float, str, Description]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +234,8 @@ class Peers:
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
 
+        Called once for a wait, in another thread.
+
         The same word serves others that look later: it is no reason of a failure.
         """
         _, phase, described = wait
@@ -381,6 +395,71 @@ class _Company:
         """Return how many wrappers, or copies of one, the group had before this one."""
         self._counts[copy_of] += 1
         return self._counts[copy_of] - 1
+
+
+class SlowWaits:
+    """Watches the waits of this process's `Peers`. `watcher`: the thread that does, None while there is none.
+
+    Who begins a wait sets its attribute first and starts the watcher, if there is none, second.
+    """
+
+    def __init__(self, slow_s: float = SLOW_S) -> None:
+        """Log waits that last longer than `slow_s` seconds."""
+        self.watcher: threading.Thread | None = None
+        self._slow_s = slow_s
+        self._waiters: weakref.WeakSet[Peers] = weakref.WeakSet()
+        self._num_served = 0
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget_watcher)  # threads do not live on in a fork
+
+    def add(self, waiter: Peers) -> None:
+        """Watch the waits of `waiter` for as long as it lives."""
+        self._waiters.add(waiter)
+
+    def serve(self, wrapper: object) -> None:
+        """Keep the watcher for as long as `wrapper` lives, or another that is served."""
+        self._num_served += 1
+        weakref.finalize(wrapper, self._leave).atexit = False
+
+    def start(self) -> None:
+        """Start the watcher unless there is one."""
+        with self._lock:
+            if self.watcher is None:
+                self._is_over.clear()
+                self.watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
+                self.watcher.start()
+
+    def _leave(self) -> None:
+        self._num_served -= 1
+        watcher = self.watcher
+        if self._num_served == 0 and watcher is not None:
+            self._is_over.set()
+            if watcher is not threading.current_thread():
+                watcher.join(_ENDS_WITHIN_S)
+
+    def _forget_watcher(self) -> None:
+        self.watcher, self._lock, self._is_over = None, threading.Lock(), threading.Event()
+
+    def _watch(self) -> None:
+        logged: list[tuple[Peers, Wait]] = []
+        idle_before = False
+        while not self._is_over.wait(_PERIOD_S):
+            now = time.monotonic()
+            waiting = [(waiter, wait) for waiter in list(self._waiters) if (wait := waiter.wait) is not None]
+            logged = [each for each in waiting if each in logged]
+            for waiter, wait in waiting:
+                if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
+                    logged.append((waiter, wait))
+                    waiter.log_slow_wait(wait, now - wait[0])
+            if not waiting and idle_before:
+                self.watcher = None
+                # Who began to wait before this line saw a watcher there; who does later starts one.
+                if any(waiter.wait for waiter in list(self._waiters)):
+                    self.start()
+                return
+            idle_before = not waiting
+        self.watcher = None
 
 
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()

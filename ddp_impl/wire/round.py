@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddp_impl.torch_internals.distributed import reduces_on_host
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in, size_of
+from ddp_impl.wire.collectives import rank_in, size_of
 
 #: How long the digests are that ranks compare.
 NUM_BYTES = 4

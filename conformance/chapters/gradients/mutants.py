@@ -24,8 +24,8 @@ from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summe
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.graph_search import GraphSearch
+from ddp_impl.autograd.hooks import GraphSearch
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch

@@ -24,11 +24,11 @@ from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import company, iteration
 from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.iteration import Progress, Run
-from ddp_impl.reducer.optimizer_in_backward import step_parameters
 from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.reducer.user_hooks import step_parameters
 from ddp_impl.wire.round import Answer
 
 
