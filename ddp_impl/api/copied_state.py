@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddp_impl.api.torch_names import TorchSurface
 from ddp_impl.base.inner_tensors import described, memory
 from ddp_impl.buckets.comm_hooks import BufferHook, BufferHookLocation
 from ddp_impl.module.replicas import verify_buffers
-from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in
@@ -89,19 +89,12 @@ def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: boo
     return chosen
 
 
-class CopiedState:
-    """Base class of the wrapper, which has the attributes that are declared here: copies parameters and buffers.
+class CopiedState(TorchSurface):
+    """The part of the wrapper that copies parameters and buffers.
 
     `forward_sync_buffers`: a forward that follows a synchronised one copies buffers. `_has_buffers`: as far as known.
     """
 
-    module: nn.Module
-    parameters_to_ignore: set[str]
-    process_group: dist.ProcessGroup
-    device: torch.device
-    reducer: Reducer
-    forward_sync_buffers: bool
-    require_forward_param_sync: bool
     _buffer_hook: BufferHook | None
     _has_buffers: bool
     _join_config: Any

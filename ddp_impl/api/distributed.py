@@ -28,8 +28,6 @@ from ddp_impl.api.copied_state import BufferLayouts
 from ddp_impl.api.join import JoinedWrapper
 from ddp_impl.api.torch_names import (
     TORCH_DDP,
-    TorchSurface,
-    logging_data,
     refuse_absent,
     refuse_unheard_overrides,
     refuse_unknown,
@@ -56,7 +54,7 @@ from ddp_impl.reducer.user_hooks import take_over_optimizers
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.tensors import ignored_names, num_nodes, outside_transforms, transforms_active
 from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES, backend_of, rank_in, size_of
-from ddp_impl.wire.peers import Peers
+from ddp_impl.wire.peers import Peers, slow_waits
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
@@ -72,7 +70,7 @@ class _InUse:
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
 # pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
 @nn.parallel.DistributedDataParallel.register
-class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
+class DistributedDataParallel(JoinedWrapper):
     """Averages a module's gradients over a process group during backward.
 
     `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
@@ -270,10 +268,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         with self._caster.casting(self.device, at_once=self._compiled_calls.is_whole):
             return call(*inputs, **kwargs)
 
-    @property
-    def _synchronises(self) -> bool:
-        return torch.is_grad_enabled() and self.require_backward_grad_sync
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not transforms_active():
             self._meet_before_forward()
@@ -415,12 +409,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._comm_hook = (state, hook)
         self.reducer.telemetry.comm_hook = name
 
-    # -- logging data -------------------------------------------------------------------------------------------------
-
-    def _get_ddp_logging_data(self) -> dict[str, int | str]:
-        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
-        return logging_data(self)
-
     # -- pickling -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
@@ -486,7 +474,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         weakref.finalize(outputs, reducer.remove_hooks)
         if self._caster is not None:
             weakref.finalize(outputs, self._caster.let_go)
-        self._peers.serve(outputs)
+        slow_waits.serve(outputs)
         self._local_gradients = LocalGradients(self.reducer.reduction.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),

@@ -131,19 +131,14 @@ def _put_gradients_aside(ddp: JoinedWrapper) -> list[Tensor | None]:
 
 
 class JoinedWrapper(CopiedState, Joinable):
-    """Base class of the wrapper, which has the attributes that are declared here: what a join context calls of it."""
+    """The part of the wrapper that a join context calls."""
 
     _divide_by_initial_world_size: bool
     _authoritative_rank: int
 
     @property
-    def gradient_as_bucket_view(self) -> bool:
-        """Whether gradients live in buckets."""
-        raise NotImplementedError
-
-    @property
     def _synchronises(self) -> bool:
-        raise NotImplementedError
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def join(
         self,

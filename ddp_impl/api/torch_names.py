@@ -12,6 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NoReturn, ParamSpec
 
 import torch
@@ -126,8 +127,14 @@ class LoggerSurface:
         return self._ddp._get_ddp_logging_data()
 
 
-class TorchSurface:
-    """Base class of the wrapper, which has the attributes that are declared here."""
+def _option(name: str, doc: str, read: Callable[[ReducerOptions], Any] | None = None) -> Any:
+    """Return the property of a wrapper that shows one of its options, and changes it as `_set_option` allows."""
+    read = attrgetter(name) if read is None else read
+    return property(lambda ddp: read(ddp._options), lambda ddp, value: ddp._set_option(name, value), doc=doc)
+
+
+class TorchSurface(nn.Module):
+    """The wrapper as torch's code and frameworks see it, with the attributes that its constructor sets."""
 
     # Switches of torch's that subclasses with a forward of their own read: they decide nothing here.
     _delay_all_reduce_all_params = False
@@ -146,6 +153,8 @@ class TorchSurface:
     output_device: int | None
     is_multi_device_module: bool
     forward_sync_buffers: bool
+    require_forward_param_sync: bool
+    require_backward_grad_sync: bool
     dim: int
     _options: ReducerOptions
     _compiled_calls: CompiledCalls
@@ -173,7 +182,8 @@ class TorchSurface:
         return LoggerSurface(self)
 
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
-        raise NotImplementedError
+        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
+        return logging_data(self)
 
     def _clear_grad_buffer(self) -> None:
         """Do nothing: delayed gradients have buckets like all others."""
@@ -233,59 +243,18 @@ class TorchSurface:
 
     # -- options: those of the reducer --------------------------------------------------------------------------------
 
-    @property
-    def find_unused_parameters(self) -> bool:
-        """Whether parameters may lack a gradient."""
-        return self._options.find_unused_parameters
-
-    @find_unused_parameters.setter
-    def find_unused_parameters(self, value: bool) -> None:
-        self._set_option("find_unused_parameters", value)
-
-    @property
-    def static_graph(self) -> bool:
-        """Whether every iteration uses the same parameters in the same way."""
-        return self._options.static_graph
-
-    @static_graph.setter
-    def static_graph(self, value: bool) -> None:
-        self._set_option("static_graph", value)
-
-    @property
-    def gradient_as_bucket_view(self) -> bool:
-        """Whether gradients live in the communication buckets."""
-        return self._options.gradient_as_bucket_view
-
-    @gradient_as_bucket_view.setter
-    def gradient_as_bucket_view(self, value: bool) -> None:
-        self._set_option("gradient_as_bucket_view", value)
-
-    @property
-    def skip_all_reduce_unused_params(self) -> bool:
-        """Whether buckets that no rank used are not communicated."""
-        return self._options.skip_all_reduce_unused_params
-
-    @skip_all_reduce_unused_params.setter
-    def skip_all_reduce_unused_params(self, value: bool) -> None:
-        self._set_option("skip_all_reduce_unused_params", value)
-
-    @property
-    def bucket_bytes_cap(self) -> int:
-        """Bytes of gradients per all-reduce."""
-        return self._options.caps.cap_bytes
-
-    @bucket_bytes_cap.setter
-    def bucket_bytes_cap(self, value: int) -> None:
-        self._set_option("bucket_bytes_cap", value)
-
-    @property
-    def bucket_bytes_cap_list(self) -> list[int]:
-        """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
-        return list(self._options.caps.per_bucket_bytes)
-
-    @bucket_bytes_cap_list.setter
-    def bucket_bytes_cap_list(self, value: list[int]) -> None:
-        self._set_option("bucket_bytes_cap_list", value)
+    find_unused_parameters = _option("find_unused_parameters", "Whether parameters may lack a gradient.")
+    static_graph = _option("static_graph", "Whether every iteration uses the same parameters in the same way.")
+    gradient_as_bucket_view = _option("gradient_as_bucket_view", "Whether gradients live in the buckets.")
+    skip_all_reduce_unused_params = _option(
+        "skip_all_reduce_unused_params", "Whether buckets that no rank used are not communicated."
+    )
+    bucket_bytes_cap = _option("bucket_bytes_cap", "Bytes of gradients per all-reduce.", attrgetter("caps.cap_bytes"))
+    bucket_bytes_cap_list = _option(
+        "bucket_bytes_cap_list",
+        "Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all.",
+        lambda options: list(options.caps.per_bucket_bytes),
+    )
 
     def _set_option(self, name: str, value: Any) -> None:
         """Change an option before the first forward, as every rank must; later it only takes the value that it has.
@@ -424,12 +393,8 @@ def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
         if _concerns(name, backend):
             data.setdefault(name.lower(), value)  # RANK and WORLD_SIZE are the group's here, not the environment's
     if data["backend_name"] == "gloo":
-        data["gloo_num_threads"] = _num_gloo_threads(ddp)
+        data["gloo_num_threads"] = num_gloo_threads(ddp.process_group, ddp.device)
     return data | reducer.telemetry.logging_data()
-
-
-def _num_gloo_threads(ddp: TorchSurface) -> int:
-    return num_gloo_threads(ddp.process_group, ddp.device)
 
 
 def _concerns(variable: str, backend: str) -> bool:

@@ -19,23 +19,15 @@ from ddp_impl.torch_internals.autograd import brought_by_backward, shown_to_prof
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
 
-#: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
-_OF_REDUCERS: set[int] = set()
-
 
 class Listener(Protocol):
     """What the hooks report to; held weakly, because the parameters hold the hooks and the listener the parameters."""
 
     early_moves: EarlyMoves
 
-    def bucket_is_full(self, bucket: int) -> None:
-        """Take note that the last gradient of a bucket has arrived."""
-
-    def take_gradient(self, index: int) -> None:
-        """Take a gradient that `Arrivals` wants reported or does not await."""
-
-    def anchor_reached(self) -> None:
-        """Take note that a backward comes from outputs in which no parameter took part."""
+    def bucket_is_full(self, bucket: int) -> None: ...
+    def take_gradient(self, index: int) -> None: ...
+    def anchor_reached(self) -> None: ...
 
 
 class AutogradHooks:
@@ -60,20 +52,18 @@ class AutogradHooks:
         """Register a hook on every parameter, which reports to `listener` as long as it lives."""
         self._listener = weakref.ref(listener)
         parameters, self._parameters = self._parameters, []
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self.counting(index))
-            for index, parameter in enumerate(parameters)
-        ]
+        for index, parameter in enumerate(parameters):
+            hook: Any = self.counting(index)
+            hook.is_reducers = True
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self._tables = [post_accumulate_hooks(parameter) for parameter in parameters]
         self._keys = [handle.id for handle in self._handles]
-        _OF_REDUCERS.update(self._keys)
         AutogradHooks._num_changes += 1
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
         for handle in self._handles + self._node_handles:
             handle.remove()
-        _OF_REDUCERS.difference_update(self._keys)
         AutogradHooks._num_changes += 1
         self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
 
@@ -87,8 +77,8 @@ class AutogradHooks:
         if self._shared_since != AutogradHooks._num_changes:
             self._shared_since = AutogradHooks._num_changes
             # Of copies: a wrapper that is freed meanwhile takes its hooks out of the tables.
-            keys = [[key for key in list(table) if key in _OF_REDUCERS] for table in self._tables]
-            self._shared = frozenset(index for index, ours in enumerate(keys) if len(ours) > 1)
+            nums = [sum(map(_is_reducers, list(table.values()))) for table in self._tables]
+            self._shared = frozenset(index for index, num in enumerate(nums) if num > 1)
         return self._shared
 
     def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:
@@ -191,19 +181,16 @@ class OneThreadAtATime:
         self.early_moves = reducer.early_moves
 
     def bucket_is_full(self, bucket: int) -> None:
-        """Take note that the last gradient of a bucket has arrived."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.bucket_is_full(bucket)
 
     def take_gradient(self, index: int) -> None:
-        """Take a gradient that is to be reported."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.take_gradient(index)
 
     def anchor_reached(self) -> None:
-        """Take note that a backward has begun in which no parameter takes part."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.anchor_reached()
@@ -211,13 +198,17 @@ class OneThreadAtATime:
 
 def is_averaged(parameter: Tensor) -> bool:
     """Whether a reducer of this process listens to the parameter."""
-    return not _OF_REDUCERS.isdisjoint(post_accumulate_hooks(parameter))
+    return any(map(_is_reducers, post_accumulate_hooks(parameter).values()))
+
+
+def _is_reducers(hook: Any) -> bool:
+    return hasattr(hook, "is_reducers")
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:
     """Whether the hook with key `own` is there, and a user's comes behind it."""
     behind = takewhile(own.__ne__, reversed(table))
-    return own in table and not _OF_REDUCERS.issuperset(behind)
+    return own in table and not all(_is_reducers(table[key]) for key in behind)
 
 
 class GraphSearch:

@@ -286,30 +286,6 @@ def lost_by_another(why: str) -> str:
     )
 
 
-#: What a rank says that its buckets are compared with those of other ranks for.
-PLACES = "the places of buckets among the group's collectives"
-
-
-def left_at(places: Sequence[int]) -> str:
-    """Return what a rank tells of where its buckets left."""
-    num_sent, *numbers = map(str, places)
-    return (
-        f"sent its buckets {enumerate_names(numbers)} collectives of the group after the bucket before (1: directly), "
-        f"the first one behind {num_sent} buckets of other wrappers since its last backward"
-    )
-
-
-def met_others(rank: int, places: Sequence[int], names: Sequence[str]) -> str:
-    """Return the message for buckets that have met other collectives; the words of other ranks follow."""
-    return (
-        f"[rank {rank}] the ranks' collectives came in different orders: buckets of {enumerate_names(names)} have met "
-        f"other collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others "
-        "did not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
-        "such hooks, and each wrapper (process_group=), a group of their own (torch.distributed.new_group). Wrap the "
-        "module anew before you go on."
-    )
-
-
 def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
     """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
     lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]

@@ -38,7 +38,7 @@ _constructions = itertools.count()
 
 
 class Participant(Protocol):
-    """A wrapper's reducer.
+    """A wrapper's reducer; `Reducer` says of each method what it does.
 
     `construction`: its place in the order in which this process built wrappers; a copy stands behind what it is a copy
     of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and with what it
@@ -53,51 +53,22 @@ class Participant(Protocol):
     engine_run: EngineRun | None
 
     @property
-    def group(self) -> dist.ProcessGroup: ...  # noqa: D102
-
+    def group(self) -> dist.ProcessGroup: ...
     @property
-    def last_backward(self) -> int | None:
-        """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
-
+    def last_backward(self) -> int | None: ...
     @property
-    def is_reached(self) -> bool:
-        """Whether the backward that runs now is known to have reached an output of this wrapper's."""
-
-    def begins_with_others(self, repeated: int | None) -> bool:
-        """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
-
-        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does.
-        """
-
-    def has_more_to_send(self) -> bool:
-        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
-
-    def send_what_waits(self) -> None:
-        """Send the buckets that waited for other wrappers of the backward."""
-
-    def backward_begins(self) -> None:
-        """Send what is to be sent when a backward begins."""
-
-    def backward_ends(self) -> None:
-        """Send all that has not been sent; wait for nothing."""
-
-    def all_have_sent(self) -> None:
-        """Wait for what was sent, and hand it out."""
-
-    def all_have_handed_out(self) -> None:
-        """Do what needs the final gradients."""
-
-    def counts_with(self, tally: Tally) -> None:
-        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
-
-    def engine_run_is_over(self) -> None:
-        """Take note that the run, however it ended, is over; raise nothing."""
-
-    def compiled_backward_ended(self) -> None:
-        """Take note that a backward is over which compiled autograd ran; raise nothing."""
-
-    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Take note that the backward with this number will not end."""
+    def is_reached(self) -> bool: ...
+    def begins_with_others(self, repeated: int | None) -> bool: ...
+    def has_more_to_send(self) -> bool: ...
+    def send_what_waits(self) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self) -> None: ...
+    def all_have_sent(self) -> None: ...
+    def all_have_handed_out(self) -> None: ...
+    def counts_with(self, tally: Tally) -> None: ...
+    def engine_run_is_over(self) -> None: ...
+    def compiled_backward_ended(self) -> None: ...
+    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None: ...
 
 
 #: Every reducer of this process that its garbage collector has not taken, by identity: a WeakSet would be walked, step

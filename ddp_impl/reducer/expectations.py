@@ -271,7 +271,7 @@ class Same(Expectation):
         They know of the others, but not which of these got gradients under `no_sync`.
         """
         promise = self.reduction.learnt.promise
-        if promise is None and self.arrivals.learns_order:
+        if promise is None and self.arrivals.num_to_learn_from:
             times = self.arrivals.learnt or [0] * len(self.members)
             self.reduction.start_usage(promised=[min(number, _MOST_TIMES) for number in times])
         elif promise is not None and not all(promise.used):

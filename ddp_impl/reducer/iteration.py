@@ -232,11 +232,6 @@ class Iteration:
         )
 
     @property
-    def is_unfinished(self) -> bool:
-        """Whether another forward would mix two iterations: gradients have arrived."""
-        return self.progress not in (Progress.IDLE, Progress.AWAITS)
-
-    @property
     def is_incomplete(self) -> bool:
         """Whether the backward is over and gradients are missing."""
         return self.progress is Progress.COLLECTS and self.run is Run.OVER

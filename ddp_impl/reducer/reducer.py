@@ -123,8 +123,9 @@ class Reducer:
         self.in_use: Callable[[], object] = _nothing
         has_threads = len({member.parameter.device for member in members}) > 1
         self._alone = OneThreadAtATime(self) if has_threads else None
-        self._drops_late = device.type != "cpu" or has_threads
-        self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
+        # Where autograd's threads drop a backward late: whether they have dropped the last one.
+        self._run_is_over = threading.Event() if device.type != "cpu" or has_threads else None
+        self.engine_run_is_over()
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
@@ -385,7 +386,7 @@ class Reducer:
             iteration.arrived[index] = reduction.order.position_of_arrival()
             if not self.ranks_may_differ:
                 reduction.order.count_arrival()
-        if self.planning.device_times is not None and arrivals.learns_order:
+        if self.planning.device_times is not None and arrivals.num_to_learn_from:
             self.planning.device_times.note(index)
         if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
             self.early_moves.came(index)
@@ -454,8 +455,8 @@ class Reducer:
         if self._local is None:
             self.refuse_compiled_backward()
             self._local = Backward(current_backward())
-            if self._drops_late:
-                self._run_is_over = threading.Event()
+            if self._run_is_over is not None:
+                self._run_is_over.clear()
             WhenBackwardEnds(self._local_is_over, self._local_is_over)
         return self._local
 
@@ -620,8 +621,8 @@ class Reducer:
         """Take part in the backward that runs now, and have autograd report its end."""
         reduction, order, run = self.reduction, self.reduction.order, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
-        if self._drops_late:
-            self._run_is_over = threading.Event()
+        if self._run_is_over is not None:
+            self._run_is_over.clear()
         is_captured = run.is_compiled and isinstance(self._chosen, Every)
         self.expectation = Captured(reduction) if is_captured else self._chosen
         if self.arrivals.learns or self.ranks_may_differ:
@@ -630,13 +631,13 @@ class Reducer:
             order.backward_begins(run.tallies.get((reduction.group, self.device)))
         if self.arrivals.learns:
             self.expectation.learning_begins()
-        if (search := self.hooks.come_last() or self.arrivals.learns_order) or reduction.user_hooks.hooked:
+        if (search := self.hooks.come_last() or self.arrivals.num_to_learn_from) or reduction.user_hooks.hooked:
             reduction.user_hooks.backward_begins(search=search)
         if self.early_moves.buckets:
             self.early_moves.begin()
         if self.telemetry.current.backward_start == NEVER:
             self.telemetry.current.backward_start = now_ns()
-            if self.planning.device_times is not None and self.arrivals.learns_order:
+            if self.planning.device_times is not None and self.arrivals.num_to_learn_from:
                 self.planning.device_times.begin()
 
     def counts_with(self, tally: company.Tally) -> None:

@@ -239,8 +239,7 @@ class _Waiting:
 def test_each_slow_wait_is_logged_once_though_several_last(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = SlowWaits(slow_s=0.0)
     waiting: list[Any] = [_Waiting(), _Waiting()]
-    for each in waiting:
-        waits.add(each)
+    monkeypatch.setattr(peers, "all_peers", lambda: waiting)
     looks = iter([False, False, False, True])
     monkeypatch.setattr(waits._is_over, "wait", lambda _: next(looks))
     waits._watch()

@@ -101,7 +101,6 @@ class Peers:
                 other._is_past = other._is_past or bool(other.lost or other.broke_off)
             self.company.has_failed = False
         self.company.wrappers.add(self)
-        slow_waits.add(self)
 
     def say_whether_compared(self, compares: bool) -> None:
         """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
@@ -139,10 +138,6 @@ class Peers:
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
             store.delete_key(self.key_of(f"{own} {number - 1}"))
         return [store.get(key).decode() for key in keys]
-
-    def serve(self, wrapper: object) -> None:
-        """Say it where this rank waits long, for as long as `wrapper` lives."""
-        slow_waits.serve(wrapper)
 
     def why_lost(self) -> str:
         """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
@@ -183,7 +178,10 @@ class Peers:
             self._explain(phase, what, error, of_others=of_others)
 
     def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
-        (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
+        if of_others:
+            self._explain_wait(phase, _in_words(what), error)
+        else:
+            error.add_note(messages.place(rank_in(self.group), _in_words(what), phase, self.step))
 
     @property
     def copied_now(self) -> str:
@@ -227,9 +225,6 @@ class Peers:
                 only_waited=bool(words) and all(word.waited for word in words or ()),
             )
         )  # fmt: skip
-
-    def _say_where(self, phase: str, what: str, error: Exception) -> None:
-        error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
@@ -407,15 +402,10 @@ class SlowWaits:
         """Log waits that last longer than `slow_s` seconds."""
         self.watcher: threading.Thread | None = None
         self._slow_s = slow_s
-        self._waiters: weakref.WeakSet[Peers] = weakref.WeakSet()
         self._num_served = 0
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget_watcher)  # threads do not live on in a fork
-
-    def add(self, waiter: Peers) -> None:
-        """Watch the waits of `waiter` for as long as it lives."""
-        self._waiters.add(waiter)
 
     def serve(self, wrapper: object) -> None:
         """Keep the watcher for as long as `wrapper` lives, or another that is served."""
@@ -446,7 +436,7 @@ class SlowWaits:
         idle_before = False
         while not self._is_over.wait(_PERIOD_S):
             now = time.monotonic()
-            waiting = [(waiter, wait) for waiter in list(self._waiters) if (wait := waiter.wait) is not None]
+            waiting = [(waiter, wait) for waiter in all_peers() if (wait := waiter.wait) is not None]
             logged = [each for each in waiting if each in logged]
             for waiter, wait in waiting:
                 if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
@@ -455,7 +445,7 @@ class SlowWaits:
             if not waiting and idle_before:
                 self.watcher = None
                 # Who began to wait before this line saw a watcher there; who does later starts one.
-                if any(waiter.wait for waiter in list(self._waiters)):
+                if any(waiter.wait for waiter in all_peers()):
                     self.start()
                 return
             idle_before = not waiting
@@ -465,6 +455,11 @@ class SlowWaits:
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
 slow_waits = SlowWaits()
 _began = time.time()
+
+
+def all_peers() -> list[Peers]:
+    """Return the peers of every wrapper of this process."""
+    return [peers for company in list(_companies.values()) for peers in list(company.wrappers)]
 
 
 def _begin_as_a_fork() -> None:
@@ -484,6 +479,5 @@ def _say_why_the_process_ends() -> None:
     """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        for company in list(_companies.values()):
-            for peers in list(company.wrappers):
-                peers.ended_by(error)
+        for peers in all_peers():
+            peers.ended_by(error)

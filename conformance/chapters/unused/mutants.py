@@ -16,7 +16,7 @@ from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer.expectations import Expectation, Some
-from ddp_impl.reducer.iteration import Event
+from ddp_impl.reducer.iteration import Event, Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -118,7 +118,7 @@ def NeverSkips(reduction: Reduction, release_late: Call) -> None:
 def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
     """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
     iteration = reducer.reduction.iteration
-    if iteration.is_unfinished:
+    if iteration.progress not in (Progress.IDLE, Progress.AWAITS):
         iteration.enter(Event.RESET)
         iteration.in_flight.clear()
         reducer.arrivals.disarm()
