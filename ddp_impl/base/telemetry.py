@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -33,6 +34,19 @@ _ENVIRONMENT = (
 #: Reads a clock that nobody sets, in ns: durations are of it. A C function, which is read several times in a step.
 now_ns = time.perf_counter_ns
 NEVER: Final = 0
+
+
+class Observer:
+    """Listens to the backwards of one reducer, and decides nothing."""
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Take note that a backward begins, `is_first` of its iteration."""
+
+    def gradient_arrived(self, index: int) -> None:
+        """Take note that a gradient has arrived, in an iteration that the reducer learns from."""
+
+    def backward_ended(self, unused: Collection[int], prefix: str) -> None:
+        """Take note that averages are due; parameters in `unused` have no gradient, `prefix` begins messages."""
 
 
 @dataclass(slots=True)

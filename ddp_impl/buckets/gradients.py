@@ -26,6 +26,7 @@ from torch import Tensor
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.inner_tensors import is_distributed, local_gradient, local_tensor, set_local_gradient
 from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.telemetry import Observer
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
 from ddp_impl.torch_internals.autograd import profiler_runs, shown_to_profilers
 from ddp_impl.torch_internals.tensors import (
@@ -390,7 +391,7 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
     )
 
 
-class EarlyMoves:
+class EarlyMoves(Observer):
     """Moves the gradients of some buckets when they come.
 
     `takes[index]`: whether `came(index)` is to be called when the last gradient of a parameter has come in a backward.
@@ -417,8 +418,8 @@ class EarlyMoves:
         }
         self.takes[:] = [index in self._places for index in range(len(self.takes))]
 
-    def begin(self) -> None:
-        """Begin a backward."""
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Make views anew that lie elsewhere by now."""
         for bucket in self.buckets:
             bucket.restore_views()
 

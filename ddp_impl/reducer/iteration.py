@@ -232,6 +232,11 @@ class Iteration:
         )
 
     @property
+    def awaits_backward(self) -> bool:
+        """Whether a synchronised forward is over and its backward has not begun."""
+        return self.progress is Progress.AWAITS and self.run is not Run.RUNS
+
+    @property
     def is_incomplete(self) -> bool:
         """Whether the backward is over and gradients are missing."""
         return self.progress is Progress.COLLECTS and self.run is Run.OVER

@@ -6,7 +6,7 @@ import torch
 
 from ddp_impl.base import messages
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.base.telemetry import is_verbose, milestone
+from ddp_impl.base.telemetry import Observer, is_verbose, milestone
 from ddp_impl.buckets.bucket import allocate
 from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.buckets.plan import (
@@ -136,8 +136,8 @@ class BucketPlanning:
         self._early_moves.regroup(reduction.buckets)
 
 
-class DeviceTimes:
-    """Notes places in the work of `device`, in whatever stream is current there.
+class DeviceTimes(Observer):
+    """Notes when gradients arrive in the work of `device`, in whatever stream is current there.
 
     The host's clock would tell when work was launched: on an accelerator long before it is done.
     """
@@ -145,29 +145,27 @@ class DeviceTimes:
     def __init__(self, device: torch.device) -> None:
         """Begin with nothing noted."""
         self._device = device
-        self._begin = self._event()
+        self._begin = self._now()
         self._at: dict[int, torch.Event] = {}
 
-    def begin(self) -> None:
+    def backward_begins(self, *, is_first: bool) -> None:
         """Forget what was noted; times count from here."""
-        self._at.clear()
-        self._begin = self._event()
-        self._record(self._begin)
+        if is_first:
+            self._at.clear()
+            self._begin = self._now()
 
-    def note(self, name: int) -> None:
-        """Note this place as `name`, unless there is one of that name."""
-        if name not in self._at:
-            self._at[name] = self._event()
-            self._record(self._at[name])
+    def gradient_arrived(self, index: int) -> None:
+        """Note when the first gradient of a parameter has arrived."""
+        if index not in self._at:
+            self._at[index] = self._now()
 
     def seconds(self) -> dict[int, float]:
-        """Return how long after the beginning the device came to each place; makes the host wait for the last one."""
+        """Return for each parameter how long after the beginning that was; makes the host wait for the last one."""
         for event in self._at.values():
             event.synchronize()
-        return {name: self._begin.elapsed_time(event) / 1000 for name, event in self._at.items()}
+        return {index: self._begin.elapsed_time(event) / 1000 for index, event in self._at.items()}
 
-    def _event(self) -> torch.Event:
-        return torch.Event(self._device, enable_timing=True)
-
-    def _record(self, event: torch.Event) -> None:
+    def _now(self) -> torch.Event:
+        event = torch.Event(self._device, enable_timing=True)
         event.record(torch.accelerator.current_stream(self._device))
+        return event

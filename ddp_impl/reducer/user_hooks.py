@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Sequence
 
 from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.telemetry import Observer
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.torch_internals.tensors import (
     in_backward_hooks,
@@ -19,12 +20,11 @@ from ddp_impl.torch_internals.tensors import (
 )
 
 
-class UserHooks:
+class UserHooks(Observer):
     """Watches the parameters that have hooks of the user's own, called when their gradients have been accumulated.
 
     An optimizer in such a hook steps on this rank's gradient: averages come later. Its signs are that the gradient is
-    gone or that the parameter has changed when the backward ends. Parameters without such hooks cost nothing. `hooked`:
-    those that are watched.
+    gone or that the parameter has changed when the backward ends. `hooked`: those that are watched.
     """
 
     def __init__(self, members: Sequence[ManagedParameter]) -> None:
@@ -37,17 +37,15 @@ class UserHooks:
         self._stepped: list[str] = []
         self._has_warned = False
 
-    def iteration_begins(self) -> None:
-        """Forget the last one."""
-        self._versions.clear()
-        self._gone.clear()
-        self._seen.clear()
-        self._stepped.clear()
+    def search(self) -> None:
+        """Find the parameters with more hooks than the reducer's."""
+        self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
-    def backward_begins(self, *, search: bool) -> None:
-        """Remember the parameters as they are; with `search`, find those with more hooks than the reducer's."""
-        if search:
-            self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Remember the parameters as they are."""
+        if is_first:
+            for found in (self._gone, self._seen, self._stepped):
+                found.clear()
         self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
@@ -69,18 +67,15 @@ class UserHooks:
             if version != self._versions.get(member.index, version) or is_gone:
                 self._stepped.append(member.name)
 
-    def backward_ended(self, unused: Collection[int], here: str) -> None:
-        """Warn, once, of parameters that were stepped; `unused` are those without a gradient, `here` says which rank.
-
-        To be called before averages are handed out.
-        """
+    def backward_ended(self, unused: Collection[int], prefix: str) -> None:
+        """Warn, once, of parameters that were stepped."""
         if self._has_warned:
             return
         self.averages_come(range(len(self._members)), unused)
         if self._stepped:
             self._has_warned = True
             warnings.warn(
-                f"{here} a hook of yours (register_post_accumulate_grad_hook) changed "
+                f"{prefix} a hook of yours (register_post_accumulate_grad_hook) changed "
                 f"{enumerate_names(self._stepped)} or "
                 "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
                 "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "

@@ -28,7 +28,7 @@ def held_bucket(dtype: torch.dtype) -> Bucket:
 def moves_into(bucket: Bucket) -> EarlyMoves:
     moves = EarlyMoves(len(bucket.members))
     moves.regroup([bucket])
-    moves.begin()
+    moves.backward_begins(is_first=True)
     assert all(moves.takes)
     return moves
 
