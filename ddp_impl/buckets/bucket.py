@@ -83,28 +83,6 @@ class Bucket:
     storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
-    __slots__ = (
-        "_layouts",
-        "_length",
-        "_where",
-        "detached_from_view",
-        "distributed",
-        "flat",
-        "gradients",
-        "has_large",
-        "holds_gradients",
-        "index",
-        "indices",
-        "large_numel",
-        "members",
-        "parameters",
-        "reduces_in_place",
-        "sparse",
-        "strides",
-        "views",
-        "warned_about_graph",
-    )  # fmt: skip
-
     def __init__(
         self,
         index: int,
@@ -204,13 +182,9 @@ class GradBucket:
     Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged: they use these methods only.
     """
 
-    __slots__ = ("_bucket", "_buffer", "_is_last")
-
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
         """Wrap `bucket`, whose gradients are now in `buffer`."""
-        self._bucket = bucket
-        self._buffer = buffer
-        self._is_last = is_last
+        self._bucket, self._buffer, self._is_last = bucket, buffer, is_last
 
     def index(self) -> int:
         """Return the bucket's place in launch order; 0 is launched first."""

@@ -40,10 +40,6 @@ class BoundHook:
     call: Callable[[GradBucket], Any]
     group: Callable[[], dist.ProcessGroup | None] = lambda: None
 
-    def __call__(self, bucket: GradBucket) -> Any:
-        """Start the reduction of `bucket`."""
-        return self.call(bucket)
-
 
 class BufferHookLocation(Enum):
     """When a buffer hook runs; the names are torch's."""
@@ -147,7 +143,7 @@ def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook
 
 def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
     """Let `hook` reduce `bucket`; raises `RuntimeError`, beginning with `here`, if it returns no future."""
-    future = hook(bucket)
+    future = hook.call(bucket)
     if not hasattr(future, "wait"):
         raise RuntimeError(
             f"{here} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_impl.base.options import BucketCaps
 
@@ -154,32 +154,18 @@ class AllReduceCost:
         return AllReduceCost(latency, slope, statistics.median(launch for _, _, launch in samples))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The caps to use, and how long a backward with its communication was predicted to take, with the default too."""
-
-    caps: BucketCaps
-    predicted_s: float
-    default_s: float
-
-
 def choose_caps(
     specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost, default: BucketCaps
-) -> Choice:
+) -> BucketCaps:
     """Return the caps with the shortest predicted backward; `default` unless that is shorter by `MIN_GAIN`.
 
     `ready_s` tells, in the order of arrival, when the gradient of each parameter (index) was ready, in seconds; those
     that it lacks came last.
     """
-    default_s = predict(plan_for_order(specs, ready_s, default), specs, ready_s, cost)
-    best = Choice(default, default_s, default_s)
-    for caps in _candidates(sum(spec.num_bytes for spec in specs), default):
-        predicted_s = predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost)
-        if predicted_s < best.predicted_s:
-            best = replace(best, caps=caps, predicted_s=predicted_s)
-    if best.predicted_s > (1 - MIN_GAIN) * default_s:
-        return Choice(default, default_s, default_s)
-    return best
+    candidates = [default, *_candidates(sum(spec.num_bytes for spec in specs), default)]
+    predicted_s = [predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost) for caps in candidates]
+    shortest_s = min(predicted_s)
+    return default if shortest_s > (1 - MIN_GAIN) * predicted_s[0] else candidates[predicted_s.index(shortest_s)]
 
 
 def predict(

@@ -121,8 +121,8 @@ class BucketPlanning:
             ready_s = {index: ns / 1e9 for index, ns in ready_ns}
         else:
             ready_s = self.device_times.seconds()
-        choice = choose_caps(self.specs, ready_s, cost, reduction.options.caps)
-        chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
+        mine = choose_caps(self.specs, ready_s, cost, reduction.options.caps)
+        chosen = [mine.first_bytes, mine.cap_bytes]
         answer = Round(reduction.group, reduction.device, of_rank_0=chosen, waits=False).result()
         first_bytes, cap_bytes = answer.of_rank_0
         return BucketCaps(first_bytes, cap_bytes, measured=True)
