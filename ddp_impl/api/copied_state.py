@@ -90,10 +90,7 @@ def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: boo
 
 
 class CopiedState(TorchSurface):
-    """The part of the wrapper that copies parameters and buffers.
-
-    `forward_sync_buffers`: a forward that follows a synchronised one copies buffers. `_has_buffers`: as far as known.
-    """
+    """The part of the wrapper that copies parameters and buffers. `_has_buffers`: as far as known."""
 
     _buffer_hook: BufferHook | None
     _has_buffers: bool

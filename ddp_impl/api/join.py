@@ -178,10 +178,7 @@ class JoinedWrapper(CopiedState, Joinable):
         return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
-        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
-
-        Ranks that have joined do it by themselves.
-        """
+        """Inside a join context, agree with all ranks that have not joined on who synchronises this forward."""
         if is_joined_rank:
             return
         reduction = self.reducer.reduction

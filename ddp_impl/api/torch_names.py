@@ -39,10 +39,7 @@ _P = ParamSpec("_P")
 
 
 def refuse_unheard_overrides(cls: type, ours: type) -> None:
-    """Raise `TypeError` if `cls`, derived from our class, overrides a method that only torch's class would call.
-
-    Its author counts on being called; docs/drop_in.md lists what public projects override.
-    """
+    """Raise `TypeError` if `cls` overrides a method that torch's class calls and ours does not (docs/drop_in.md)."""
     overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
     for name, base in overridden.items():
         torchs = getattr(vars(nn.parallel.DistributedDataParallel).get(name), "__get__", None) is not None
@@ -214,10 +211,7 @@ class TorchSurface(nn.Module):
                 yield (name, parameter) if named_params else parameter
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """Return the parameters that are averaged, in order of registration, and which of them have sparse gradients.
-
-        Found anew: as the module is now. Local.
-        """
+        """Return the parameters to average as the module is now, and which of them have sparse gradients. Local."""
         members = managed_parameters(self.module, self.parameters_to_ignore)
         return [member.parameter for member in members], [member.sparse for member in members]
 

@@ -103,10 +103,7 @@ class AutogradHooks:
         return bool(late)
 
     def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
-        """Listen to the nodes that accumulate into the parameters, too.
-
-        torch.distributed.autograd captures gradients there and never calls the parameters' own hooks.
-        """
+        """Listen also where torch.distributed.autograd captures gradients; it never calls the parameters' own hooks."""
         if not self._node_handles:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
@@ -239,9 +236,6 @@ class GraphSearch:
         return False
 
     def coming(self) -> list[bool]:
-        """Return for each parameter whether the backward that runs now will bring it a gradient; False outside of one.
-
-        What a function hides that begins a backward of its own counts as not coming.
-        """
+        """Return for each parameter whether the backward that runs now is certain to bring it a gradient."""
         with shown_to_profilers("torch.distributed.ddp.reducer::search_unused_parameters"):
             return brought_by_backward(self.nodes)

@@ -80,10 +80,7 @@ class IterationTimes:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Times of the present and of the last sampled iteration, and averages over the sampled ones.
-
-    The first ten iterations are sampled, then every `sample_rate`-th; iterations are counted from 0.
-    """
+    """Times of the first ten iterations and of every `sample_rate`-th after them, and their averages."""
 
     sample_rate: int = 100
     num_iterations: int = 0

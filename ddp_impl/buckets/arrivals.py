@@ -73,10 +73,7 @@ class Arrivals:
             self._num_come = 0
 
     def take(self, index: int, ready_ns: int = 0) -> bool:
-        """Count a reported gradient; return whether its bucket is full now.
-
-        `ready_ns` is the time since the beginning of the backward.
-        """
+        """Count a gradient reported `ready_ns` after the backward began; return whether its bucket is full now."""
         due = self.due
         if self.learns:
             self._remember(index, ready_ns)

@@ -49,11 +49,7 @@ _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_gra
 
 @dataclass(frozen=True, slots=True)
 class GradientHome:
-    """How the reducer reaches a parameter's gradient.
-
-    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable`: the
-    reducer may move a gradient into a bucket.
-    """
+    """How to `get` a parameter's gradient, to `put` another; and whether it may move into a bucket (`movable`)."""
 
     get: Callable[[Tensor], Tensor | None]
     put: Callable[[Tensor, Tensor], None]
@@ -104,11 +100,10 @@ def collect(
 ) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
-    `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
-    gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
-    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
-    of errors, `event` is what profilers call the copies. Raises `ReductionError` for a gradient that is sparse or of
-    another dtype.
+    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
+    of such a parameter is kept out: perhaps no rank used it, and then it must survive. Gradients of those in `left_out`
+    count as missing. `here` begins the message of errors, `event` is what profilers call the copies. Raises
+    `ReductionError` for a gradient that is sparse or of another dtype.
     """
     bucket.detached_from_view.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
@@ -158,10 +153,7 @@ def collect(
 
 
 def _all_fit(bucket: Bucket, gradients: list[Tensor]) -> bool:
-    """Whether all of these, none of which is a view of the bucket yet, can be replaced by its views; a few passes in C.
-
-    Of a parameter that was converted since it was wrapped, and of one with gaps, `fits` knows more.
-    """
+    """Whether the bucket's views can replace all of these as they are; a few passes in C. `fits` knows more."""
     return (
         not any(map(is_, gradients, bucket.views))
         and list(map(Tensor.stride, bucket.parameters)) == bucket.strides
@@ -392,11 +384,10 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
 
 
 class EarlyMoves(Observer):
-    """Moves the gradients of some buckets when they come.
+    """Moves the gradients of some buckets when they arrive.
 
-    `takes[index]`: whether `came(index)` is to be called when the last gradient of a parameter has come in a backward.
-    The list keeps its identity: hooks hold on to it. `movable`: gradients come into `.grad`, and not into a context of
-    torch.distributed.autograd, which leaves `.grad` alone.
+    `takes[index]`: `came(index)` is to be called when the last gradient of a parameter has arrived in a backward; hooks
+    hold on to the list. `movable`: gradients arrive in `.grad`, not in a context of torch.distributed.autograd.
     """
 
     def __init__(self, num_parameters: int) -> None:

@@ -142,10 +142,7 @@ class AllReduceCost:
 
     @staticmethod
     def fit(samples: Sequence[tuple[int, float, float]]) -> AllReduceCost:
-        """Fit the model to samples of (bytes, seconds, seconds until the call returned), by least squares.
-
-        Latency and time per byte are never negative, whatever noise says.
-        """
+        """Fit the model, never below 0, to (bytes, seconds, seconds until the call returned) by least squares."""
         sizes = [float(size) for size, _, _ in samples]
         times = [seconds for _, seconds, _ in samples]
         slope, _ = statistics.linear_regression(sizes, times)

@@ -74,11 +74,7 @@ class MixedPrecision:
         return checked
 
     def check_can_cast(self, module: nn.Module) -> None:
-        """Raise `ValueError` if `module` is a bare list of parameters, which casts would not reach.
-
-        `torch.distributed._composable.replicate` wraps such a list, and runs the module that owns the parameters by
-        itself.
-        """
+        """Raise `ValueError` if `module` is a bare list of parameters (replicate()): casts would not reach them."""
         if self.param_dtype is not None and type(module) is nn.ParameterList:
             raise ValueError(
                 f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast while DistributedDataParallel "
@@ -134,10 +130,7 @@ class PrecisionCaster:
 
     @contextlib.contextmanager
     def casting(self, device: torch.device, *, at_once: bool) -> Iterator[None]:
-        """Let the module compute in `param_dtype` while the block runs, which is one forward.
-
-        `at_once` casts all parameters before it: a compiled module takes them as inputs of its graph.
-        """
+        """Compute in `param_dtype` for one forward; `at_once` casts before it, as graphs take parameters as inputs."""
         if self._casts is None or self._swap.active:
             yield
         elif at_once:
@@ -274,10 +267,7 @@ class Casts:
             self._let_go_early.clear()
 
     def read(self, parameter: Tensor) -> Tensor:
-        """Return the copy of `parameter`, or of a tensor that stands in for one in this forward.
-
-        It is one tensor for all reads, if this forward is like the one before it.
-        """
+        """Return the copy of a parameter or its stand-in: one for all reads, if this forward is like the one before."""
         if not parameter.is_floating_point() or parameter.dtype == self.dtype:
             return parameter
         if torch.compiler.is_compiling():  # a part of the module: the cast belongs into its graph

@@ -91,10 +91,7 @@ class ParameterSwap:
 
 
 class _ReadThrough(dict[str, Any]):
-    """A module's table of parameters, which shows others in place of its `own` parameters.
-
-    `state_dict()`, which may be called at any time, reads the parameters themselves.
-    """
+    """A module's table of parameters that shows others in place of its `own`, but not to `state_dict()`."""
 
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)

@@ -47,10 +47,7 @@ class ReplicatedParameter:
         )
 
     def differences(self, other: ReplicatedParameter) -> list[str]:
-        """Return the names of the fields in which `other` differs.
-
-        Names of parameters do not count: replicas whose modules only name things differently are averaged correctly.
-        """
+        """Return the names of the fields in which `other` differs; what parameters are called does not count."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "name"]
         return [field for field in fields if getattr(self, field) != getattr(other, field)]
 

@@ -8,14 +8,11 @@ have sent all that they are certain to send. Where no wrapper expects ranks to d
 waits for another: then gradients arrive in one order on all ranks.
 
 A gradient of a parameter that a waiting wrapper shares with another, an output of which the backward has reached, is
-the other's: the wrapper waits on, unless the backward reaches an output of its own. What a rank's backward reaches
-besides is no business of the other ranks, which may run none.
+the other's: the wrapper waits on, unless the backward reaches an output of its own.
 
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
-one averages is what the backward brought, not what another has already averaged.
-
-Compiled autograd reports no end at which an error could be raised: it drops the callback. There each wrapper hands out
-by itself, when its last gradient has arrived.
+one averages is what the backward brought. Under compiled autograd, which drops the callback at the end of a backward,
+each hands out by itself when its last gradient has arrived.
 """
 
 from __future__ import annotations
@@ -71,8 +68,7 @@ class Participant(Protocol):
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None: ...
 
 
-#: Every reducer of this process that its garbage collector has not taken, by identity: a WeakSet would be walked, step
-#: by step, in Python.
+#: Every reducer of this process that lives, by identity: a WeakSet would be walked in Python.
 _living: dict[int, weakref.ref[Participant]] = {}
 #: The engine runs that a wrapper takes part in, by their number.
 _running: dict[int, EngineRun] = {}
@@ -100,30 +96,17 @@ def all_living() -> list[Participant]:
 
 
 def mark_shared(participant: Participant) -> None:
-    """Have all that live share backwards if `participant` does; called where all ranks know of it.
-
-    They do when they have agreed on it, and when it runs a forward. Of a copy that one rank has made alone they do not.
-    """
+    """Have all that live share backwards if `participant` does; called where all ranks know of it, as of a forward."""
     if participant.may_share_backward and len(_living) > 1:
         for other in all_living():
             other.may_share_backward = True
 
 
 def has_an_order(participant: Participant) -> bool:
-    """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses.
-
-    Not whether others live now: some rank keeps what the others have let go of, and a thread of a backend may hold what
-    a backward needs for a moment longer. The flag is sticky.
-    """
+    """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses."""
     if not participant.may_share_backward:
         return False
-    if participant.ranks_may_differ:
-        return True
-    for ref in list(_living.values()):
-        one = ref()
-        if one is not None and one.ranks_may_differ:
-            return True
-    return False
+    return participant.ranks_may_differ or any(one.ranks_may_differ for one in all_living())
 
 
 def backward_belongs_to_other(participant: Participant) -> bool:
@@ -137,10 +120,7 @@ def takes_part(participant: Participant) -> bool:
 
 
 def begin(participant: Participant) -> None:
-    """Begin the backward of `participant`, one of whose outputs autograd has reached, and of those that begin with it.
-
-    Collective for those that exchange something then.
-    """
+    """Begin the backward of `participant`, an output of which autograd has reached, and of those that begin with it."""
     if not has_an_order(participant):
         participant.backward_begins()
         return
@@ -198,8 +178,8 @@ def end_alone(participant: Participant) -> None:
 class Tally:
     """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
 
-    `num_arrived`: how many gradients have arrived at wrappers that learn from this backward, and how many buckets of
-    others are full, as far as these expect the same ones on all ranks.
+    `num_arrived`: gradients that arrived at wrappers that learn from this backward, and full buckets of others that
+    expect the same ones on all ranks.
     """
 
     before: int = 0
@@ -210,16 +190,12 @@ class Tally:
 class EngineRun:
     """One run of autograd's engine, and who takes part in it.
 
-    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of the groups in which somebody
-    counts.
+    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of groups in which somebody counts.
     """
-
-    __slots__ = ("has_rivals", "is_compiled", "number", "participants", "tallies")
 
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
-        self.number = number
-        self.is_compiled = compiled_autograd.in_compiled_autograd_region
+        self.number, self.is_compiled = number, compiled_autograd.in_compiled_autograd_region
         self.participants: list[Participant] = []
         self.has_rivals = False
         self.tallies: dict[tuple[dist.ProcessGroup, torch.device], Tally] = {}

@@ -40,8 +40,8 @@ from ddp_impl.wire.round import Answer, Round
 _MOST_TIMES = 1000
 
 
-class Expectation:
-    """Every parameter gets a gradient in every backward, on every rank: `Every`, and what the others begin with.
+class Every:
+    """No option: every parameter gets a gradient in every backward, on every rank. The others derive from it.
 
     `allows_absence`: a parameter without a gradient counts as unused when the backward is over. `ranks_may_differ`: in
     what they use, so they exchange it before an iteration's gradients arrive and after. `is_static`: every iteration
@@ -149,11 +149,7 @@ class Expectation:
             return self.reduction.read_usage()
 
 
-class Every(Expectation):
-    """No option: every parameter gets a gradient."""
-
-
-class Captured(Expectation):
+class Captured(Every):
     """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
 
     def learning_begins(self) -> None:
@@ -165,7 +161,7 @@ class Captured(Expectation):
         return [index for index, comes in coming if not comes and self.reduction.is_frozen(index)]
 
 
-class Some(Expectation):
+class Some(Every):
     """`find_unused_parameters`: parameters may lack a gradient, and ranks may differ in which."""
 
     allows_absence = True
@@ -231,7 +227,7 @@ class Some(Expectation):
         self.reduction.start_usage()
 
 
-class Same(Expectation):
+class Same(Every):
     """`static_graph`: every iteration uses the same parameters as the first one, equally often."""
 
     allows_absence = True
@@ -292,7 +288,7 @@ def _promise_in(answer: Answer, num_parameters: int) -> Promise:
     return Promise(used=[count > 0 for count in used], alike=answer.alike)
 
 
-def expectation_of(reduction: Reduction) -> Expectation:
+def expectation_of(reduction: Reduction) -> Every:
     """Return the expectation that the options of `reduction` ask for: the one place that chooses."""
     if reduction.options.static_graph:
         return Same(reduction)

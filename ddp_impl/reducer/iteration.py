@@ -1,7 +1,7 @@
 """The lifetimes of a reducer: `Iteration`, `Backward`, `Learnt`; and the rules by which an iteration goes on.
 
-An iteration lasts from the forward that opens it until its averages are handed out. It is at one place on each of two
-axes: its own progress, and that of the backward that it takes part in. Without surprises they run
+An iteration lasts from the forward that opens it until its averages are handed out. It stands on two axes: its own
+progress, and that of the backward that it takes part in. Without surprises they run
 
     idle -> awaits (a synchronised forward ended) -> awaits, runs (a backward reached one of its outputs)
          -> collects (the first gradient arrived; full buckets leave in order) -> sent (the last bucket left)

@@ -89,10 +89,7 @@ class Order:
             self._num_arrived += 1
 
     def digest_of(self, arrived: Mapping[int, tuple[int, int]]) -> bytes | None:
-        """Return a digest that is alike on all ranks if their gradients arrived at the same places; None without data.
-
-        `arrived`: the place of the last gradient of each parameter.
-        """
+        """Return a digest that is alike on all ranks if gradients arrived at the same places; None without data."""
         if not arrived:
             return None
         return digest(None if self._count is None else sorted(arrived.items()))

@@ -137,10 +137,7 @@ class BucketPlanning:
 
 
 class DeviceTimes(Observer):
-    """Notes when gradients arrive in the work of `device`, in whatever stream is current there.
-
-    The host's clock would tell when work was launched: on an accelerator long before it is done.
-    """
+    """Notes when gradients arrive on `device`; the host's clock would tell when work was launched, long before."""
 
     def __init__(self, device: torch.device) -> None:
         """Begin with nothing noted."""

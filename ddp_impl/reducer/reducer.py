@@ -65,7 +65,7 @@ from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.reducer import company
-from ddp_impl.reducer.expectations import Captured, Every, expectation_of
+from ddp_impl.reducer.expectations import Captured, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reduction import Reduction
@@ -249,10 +249,7 @@ class Reducer:
 
     @torch.no_grad()
     def shadow_iteration(self) -> None:
-        """Take part in an iteration of ranks that still have data, contributing zeros.
-
-        Averages are handed out here, too: `ZeroRedundancyOptimizer` steps this rank's shard.
-        """
+        """Contribute zeros to an iteration of ranks that still have data; an optimizer may step its shard here, too."""
         self._perform(self.reduction.iteration.enter(Event.SHADOW))
         self.reduction.order.backward_begins(None)
         self.expectation.shadow_begins()
@@ -612,7 +609,7 @@ class Reducer:
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
         if self._run_is_over is not None:
             self._run_is_over.clear()
-        is_captured = run.is_compiled and isinstance(self._chosen, Every)
+        is_captured = run.is_compiled and not self._chosen.allows_absence
         self.expectation = Captured(reduction) if is_captured else self._chosen
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)

@@ -109,11 +109,9 @@ class Reduction:
         A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
         """
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
-        late = (
-            {bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain)}
-            if uncertain
-            else set()
-        )
+        late = set[int]()
+        if uncertain:
+            late.update(bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain))
         if self.comm_hook is not None and late:
             late = set(range(min(late), len(self.buckets)))
         self.iteration.hold_back(late)
@@ -290,10 +288,7 @@ class Reduction:
         return self.num_refusing > 0
 
     def was_refused_before(self) -> bool:
-        """Whether a rank refused in an earlier iteration, as far as the device has got; the host does not wait for it.
-
-        Once True it is not asked again: those ranks do not go on.
-        """
+        """Whether a rank refused in an earlier iteration, as far as the device has got; then it is not asked again."""
         learnt = self.learnt
         while learnt.unread and learnt.unread[0].is_here:
             learnt.last_usage = learnt.unread.popleft().read()
@@ -324,15 +319,10 @@ class Reduction:
         return [index not in unused or index in used_before for index in range(len(self.members))]
 
     def forget_dropped(self) -> None:
-        """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.
-
-        Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
-        """
+        """Forget earlier use of parameters whose gradient the user has dropped: an optimizer would step on zeros."""
         if self.iteration.context_id is None:
             earlier = self.used_locally.intersection(self.iteration.unused)
-            self.used_locally.difference_update(
-                [index for index in earlier if self.members[index].parameter.grad is None]
-            )
+            self.used_locally -= {index for index in earlier if self.members[index].parameter.grad is None}
 
     def refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -378,9 +368,8 @@ class Reduction:
     def hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
 
-        Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
-        ranks may still refuse to average, or know better what is unused, or another wrapper awaits the same gradient,
-        everything waits for the end of the backward.
+        No more than two buckets of gradients are alive then. Where other ranks may still refuse to average, or know
+        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward.
         """
         if self.ranks_may_differ:
             return

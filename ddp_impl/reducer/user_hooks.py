@@ -54,10 +54,7 @@ class UserHooks(Observer):
             self._gone.update(indices)
 
     def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
-        """Look at the parameters with these indices before their averages are handed out, and they step perhaps.
-
-        `unused` are those without a gradient. What was looked at in this iteration is not looked at again.
-        """
+        """Look, once in an iteration, at these parameters before averages are handed out; `unused` have no gradient."""
         for member in self.hooked:
             if member.index not in indices or member.index in self._seen:
                 continue

@@ -98,10 +98,7 @@ _OWN_USES = 2
 
 
 def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Return a block whose changes to `tensors` in place autograd does not count; public `.data` is for single writes.
-
-    Tensors of inference mode have no versions.
-    """
+    """Return a block whose changes to `tensors` in place autograd does not count. In inference mode it counts none."""
     counted = tuple([tensor for tensor in tensors if not tensor.is_inference()])
     return torch.autograd._unsafe_preserve_version_counter(counted)  # type: ignore[attr-defined]
 
@@ -121,10 +118,7 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 def post_accumulate_hooks(tensor: Tensor) -> dict[int, Any]:
-    """Return the table of hooks that `register_post_accumulate_grad_hook` put on a tensor; empty if it never had one.
-
-    They are called in its order. Torch has no public way to ask, or to change that order.
-    """
+    """Return the table of hooks of `register_post_accumulate_grad_hook` on a tensor, in the order of their calls."""
     table: dict[int, Any] | None = tensor._post_accumulate_grad_hooks
     return {} if table is None else table
 
@@ -181,10 +175,7 @@ num_nodes = torch._C._autograd._get_sequence_nr
 
 
 def is_in_graph_since(tensor: Tensor, since: int) -> bool:
-    """Whether `tensor` has a node, and the one that owns its memory has a node that is younger than `since`.
-
-    Each thread counts for itself. One of another thread may be taken for younger.
-    """
+    """Whether `tensor` has a node, and the owner of its memory a node younger than `since`, as this thread counts."""
     owner = owner_in_graph(tensor)
     owner = tensor if owner is None else owner
     return owner.grad_fn is not None and owner.grad_fn._sequence_nr() >= since
@@ -233,10 +224,7 @@ BatchNorm = _BatchNorm
 
 
 def parameter_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors.
-
-    `named_parameters` gives a copy, leaves None out, and `setattr` accepts no plain tensor in a parameter's place.
-    """
+    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors."""
     return module._parameters
 
 

@@ -75,11 +75,10 @@ def in_lines(told: Iterable[Word]) -> str:
 
 
 class Peers:
-    """The other ranks of one wrapper's group.
+    """The other ranks of one wrapper's group, which find each other's words if they build wrappers in the same order.
 
-    Not collective, but ranks find each other's words only if they build their wrappers in the same order. A group
-    without a store is silent: ranks then report what they know themselves. A store may have served an earlier run, as
-    an elastic agent's does: what is left in it stands under a name of this run, once the ranks have agreed on one.
+    A group without a store is silent: ranks then report what they know themselves. A store may have served an earlier
+    run, as an elastic agent's does: what is left in it stands under a name of this run, once ranks have agreed on one.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
@@ -142,8 +141,7 @@ class Peers:
     def why_lost(self) -> str:
         """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
 
-        The same where a backward of another of the group broke off on this rank and not on all: those wait for it, and
-        would take what comes next in the group for an answer.
+        Or a backward of another of the group broke off on this rank and not on all: those wait for it.
         """
         if self.lost or not self.company.has_failed:
             return self.lost
@@ -168,10 +166,7 @@ class Peers:
             slow_waits.start()
 
     def failed(self, phase: str, what: Description, error: BaseException, *, of_others: bool = True) -> None:
-        """Take note that a collective raised `error`: no other may follow. Adds what is known to it.
-
-        That is what the other ranks said, if this one waited for them, or else where it was.
-        """
+        """Take note that a collective raised `error`: no other may follow. Add what others said, or where it was."""
         self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
         self.wait, self.company.has_failed = None, True
         if isinstance(error, Exception):
@@ -203,10 +198,7 @@ class Peers:
             raise
 
     def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
-
-        No block is entered after one that failed, as with `communicating`.
-        """
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
         return _InStep(self, phase, what, of_others=True)
 
     def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
@@ -322,10 +314,7 @@ class Peers:
                 store.set(self.key_of(about), json.dumps([time.time(), value]))
 
     def _left(self, store: Store, about: str) -> Any:
-        """Return what was left about this in this run, None if nothing was.
-
-        While the run has no name, that is what is younger than this process: those of an earlier run had ended before.
-        """
+        """Return what was left about this, None if nothing; while the run has no name, since this process began."""
         if not store.check([self.key_of(about)]):
             return None
         at, value = json.loads(store.get(self.key_of(about)))
@@ -343,13 +332,10 @@ class Peers:
 
 
 class _InStep:
-    """Keeps the ranks' collectives in step: after a block that raised, none is entered, and `Peers.lost` says why.
+    """Keeps the ranks' collectives in step: after a block that raised, each further one raises `CommunicationError`.
 
-    Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`. `what` it is
-    about is put into words only where somebody reads them.
+    Its collectives would meet others of the other ranks'. `what` it is about is put into words where somebody reads it.
     """
-
-    __slots__ = ("_of_others", "_peers", "_phase", "_what")
 
     def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
         self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others

@@ -15,7 +15,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer.expectations import Expectation, Some
+from ddp_impl.reducer.expectations import Every, Some
 from ddp_impl.reducer.iteration import Event, Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -105,7 +105,7 @@ def ZeroesForUnused(reduction: Reduction, finalize_buckets: Call) -> None:
 @replaces(Some, "resolve_unused")
 def SearchesBeforeBackwardOnly(expectation: Some, resolve_unused: Call) -> list[int]:
     """BUG: parameters whose output the loss leaves out are waited for in vain."""
-    return Expectation.resolve_unused(expectation)
+    return Every.resolve_unused(expectation)
 
 
 @replaces(Reduction, "release_late")
