@@ -38,7 +38,7 @@ from ddp_impl.autograd.marks import marked
 from ddp_impl.base.nested_tensors import find_tensors, move
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.comm_hooks import BufferHook, bind_hook, builtin_hook
+from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
@@ -389,17 +389,15 @@ class DistributedDataParallel(JoinedWrapper):
             bound = bind_hook(state, hook)
         except (TypeError, ValueError) as error:
             raise self.reducer.telemetry.logged(error) from None
-        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
-        self.reducer.reduction.comm_hook = bound
+        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__), bound)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
         reducer = self.reducer
         bound = builtin_hook(comm_hook_type, lambda: reducer.group)
-        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
-        self.reducer.reduction.comm_hook = bound
+        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type), bound)
 
-    def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
+    def _claim_comm_hook(self, state: Any, hook: Any, name: str, bound: BoundHook | None) -> None:
         if self._comm_hook is not None:
             error = (
                 "register_comm_hook or register_builtin_comm_hook can only be called once; "
@@ -407,7 +405,7 @@ class DistributedDataParallel(JoinedWrapper):
             )
             raise self.reducer.telemetry.logged(RuntimeError(error))
         self._comm_hook = (state, hook)
-        self.reducer.telemetry.comm_hook = name
+        self.reducer.telemetry.comm_hook, self.reducer.reduction.comm_hook = name, bound
 
     # -- pickling -----------------------------------------------------------------------------------------------------
 

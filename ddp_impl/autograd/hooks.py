@@ -35,29 +35,21 @@ class AutogradHooks:
 
     _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
 
-    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, moves_early: Sequence[bool]) -> None:
-        """Register a hook on every parameter; `report_to` must follow. `moves_early` is that of the early moves."""
-        self._arrivals, self._moves_early = arrivals, moves_early
-        self._listener: weakref.ref[Listener] | None = None
+    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, listener: Listener) -> None:
+        """Register a hook on every parameter, which reports to `listener` as long as it lives."""
+        self._arrivals, self._moves_early = arrivals, listener.early_moves.takes
+        self._listener = weakref.ref(listener)
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
         self._node_handles: list[Any] = []
-        self._parameters = [member.parameter for member in members]
         self._handles: list[Any] = []
-        self._tables: list[dict[int, Any]] = []
-        self._keys: list[int] = []
+        for index, member in enumerate(members):
+            hook: Any = self.counting(index)
+            hook.listener = self._listener
+            self._handles.append(member.parameter.register_post_accumulate_grad_hook(hook))
+        self._tables = [post_accumulate_hooks(member.parameter) for member in members]
+        self._keys = [handle.id for handle in self._handles]
         self._shared: frozenset[int] = frozenset()
         self._shared_since = 0
-
-    def report_to(self, listener: Listener) -> None:
-        """Register a hook on every parameter, which reports to `listener` as long as it lives."""
-        self._listener = weakref.ref(listener)
-        parameters, self._parameters = self._parameters, []
-        for index, parameter in enumerate(parameters):
-            hook: Any = self.counting(index)
-            hook.is_reducers = True
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self._tables = [post_accumulate_hooks(parameter) for parameter in parameters]
-        self._keys = [handle.id for handle in self._handles]
         AutogradHooks._num_changes += 1
 
     def remove(self) -> None:
@@ -199,7 +191,8 @@ def is_averaged(parameter: Tensor) -> bool:
 
 
 def _is_reducers(hook: Any) -> bool:
-    return hasattr(hook, "is_reducers")
+    """Whether it is the hook of a reducer that lives, not one of the user's."""
+    return hasattr(hook, "listener") and hook.listener() is not None
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:

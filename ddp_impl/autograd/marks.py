@@ -114,14 +114,10 @@ class Identity(torch.autograd.Function):
 class Anchor:
     """Reports every backward from an output that is tied to it."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Make the parameter on `device`, so that its gradient arrives in the thread in which others do."""
+    def __init__(self, device: torch.device, listener: Listener) -> None:
+        """Make the parameter on `device`, as gradients arrive in a thread of it; report while `listener` lives."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self._node = get_gradient_edge(self._leaf).node
-        self._handle: Any = None
-
-    def report_to(self, listener: Listener) -> None:
-        """Report to `listener` as long as it lives."""
         weak = weakref.ref(listener)
 
         def gradient_arrived(leaf: Tensor) -> None:

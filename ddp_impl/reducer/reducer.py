@@ -108,8 +108,10 @@ class Reducer:
     ) -> None:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
-        self.hooks = AutogradHooks(members, arrivals, self.early_moves.takes)
-        self.anchor = Anchor(device)
+        has_threads = len({member.parameter.device for member in members}) > 1
+        self._alone = OneThreadAtATime(self) if has_threads else None
+        self.hooks = AutogradHooks(members, arrivals, self._alone or self)
+        self.anchor = Anchor(device, self._alone or self)
         self.reduction = Reduction(members, device, options, self.hooks, self.anchor, arrivals)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.planning = BucketPlanning(self.reduction, self.early_moves)
@@ -121,8 +123,6 @@ class Reducer:
         self.engine_run: company.EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
-        has_threads = len({member.parameter.device for member in members}) > 1
-        self._alone = OneThreadAtATime(self) if has_threads else None
         # Where autograd's threads drop a backward late: whether they have dropped the last one.
         self._run_is_over = threading.Event() if device.type != "cpu" or has_threads else None
         self.engine_run_is_over()
@@ -132,8 +132,6 @@ class Reducer:
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self.raised_early = self._warned_of_late = self._wrapper_collected = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
-        self.hooks.report_to(self._alone or self)
-        self.anchor.report_to(self._alone or self)
         company.watch_for(self)
 
     def choose_options(self, options: ReducerOptions) -> None:
