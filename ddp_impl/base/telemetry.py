@@ -94,10 +94,6 @@ class Telemetry:
     last: IterationTimes = field(default_factory=IterationTimes)
     totals_ns: dict[str, int] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Note that a synchronised forward begins."""
-        self.current.forward_start = now_ns()
-
     def end(self) -> bool:
         """Note that all averages are handed out; return whether the iteration is one of those that are sampled."""
         self.current.end = now_ns()

@@ -104,10 +104,6 @@ class ModuleHook:
         return ModuleHook, ()
 
 
-def _does_nothing(hook: Any) -> bool:
-    return isinstance(hook, ModuleHook) and hook.call is None
-
-
 class PrecisionCaster:
     """Applies a `MixedPrecision` to one module."""
 
@@ -123,7 +119,7 @@ class PrecisionCaster:
         self._hooks: list[ModuleHook] = []
         self._running: list[nn.Module] = []
         self._shown = contextlib.ExitStack()
-        drop_forward_hooks(module, _does_nothing)
+        drop_forward_hooks(module, lambda hook: isinstance(hook, ModuleHook) and hook.call is None)
         if self._casts is not None:
             self.cast_while_recomputing(module)
             self._keep_full_precision(module)
@@ -184,22 +180,16 @@ class PrecisionCaster:
     def _keep_full_precision(self, module: nn.Module) -> None:
         for owner in module.modules():
             if self._stays_full(owner):
-                owner.register_forward_pre_hook(self._hook(self._raise_inputs))
-                owner.register_forward_hook(self._hook(self._lower_output))
-
-    def _raise_inputs(self, _: nn.Module, inputs: Any) -> Any:
-        return cast(inputs, torch.float32) if self._casts_now() else None
-
-    def _lower_output(self, _: nn.Module, __: Any, output: Any) -> Any:
-        return cast(output, self.config.param_dtype) if self._casts_now() else None
+                owner.register_forward_pre_hook(self._hook(lambda _, inputs: self._cast_now(inputs, torch.float32)))
+                owner.register_forward_hook(self._hook(lambda _, __, out: self._cast_now(out, self.config.param_dtype)))
 
     def _stays_full(self, owner: nn.Module) -> bool:
         # The backward of a cast cannot carry a sparse gradient; such a table gives its rows in lower precision instead.
         sparse = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
         return sparse or isinstance(owner, self.config.full_precision_modules)
 
-    def _casts_now(self) -> bool:
-        return self._swap.active or in_backward()
+    def _cast_now(self, value: Any, dtype: torch.dtype | None) -> Any:
+        return cast(value, dtype) if self._swap.active or in_backward() else None
 
 
 def _first_of(config: Any, *names: str, default: Any) -> Any:

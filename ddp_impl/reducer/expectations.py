@@ -34,7 +34,7 @@ from ddp_impl.base import messages
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
-from ddp_impl.wire.round import Answer, Round
+from ddp_impl.wire.round import Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
@@ -279,13 +279,9 @@ class Same(Every):
         refused = super().a_rank_refuses()
         answer = self.reduction.learnt.last_usage
         if learns and self.reduction.iteration.is_exchanged and answer is not None and answer.alike:
-            self.reduction.learnt.promise = _promise_in(answer, len(self.members))
+            used = [count > 0 for count in answer.counts[-len(self.members) :]]
+            self.reduction.learnt.promise = Promise(used, answer.alike)
         return refused
-
-
-def _promise_in(answer: Answer, num_parameters: int) -> Promise:
-    used = answer.counts[-num_parameters:]
-    return Promise(used=[count > 0 for count in used], alike=answer.alike)
 
 
 def expectation_of(reduction: Reduction) -> Every:

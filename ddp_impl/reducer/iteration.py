@@ -28,7 +28,7 @@ from ddp_impl.base.errors import IllegalEventError, ReductionError
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.torch_internals.tensors import nodes_behind
-from ddp_impl.wire.round import Answer, Deferred, Round
+from ddp_impl.wire.round import Answer, Round
 
 
 class Progress(Enum):
@@ -326,4 +326,4 @@ class Learnt:
     last_unused: set[int] | None = None
     looks_static: bool = True
     last_usage: Answer | None = None
-    unread: deque[Deferred] = field(default_factory=deque)
+    unread: deque[Round] = field(default_factory=deque)

@@ -531,8 +531,9 @@ class Reducer:
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        if self.reduction.iteration.to_step:
-            self.reduction.step_all()
+        to_step = self.reduction.iteration.to_step
+        while to_step:
+            self.reduction.step(*to_step.pop())
         if not self.reduction.learnt.has_rebuilt_buckets:
             self.planning.exchange_order(is_over=True)
             self.planning.await_order()

@@ -279,7 +279,8 @@ class Reduction:
         usage, iteration.usage, iteration.is_exchanged = iteration.usage, None, True
         assert usage is not None  # noqa: S101  # the caller has asked
         if not iteration.reads_usage:
-            learnt.unread.append(usage.deferred())
+            usage.defer()
+            learnt.unread.append(usage)
             iteration.used_anywhere = None  # this rank used all of them
             return False
         learnt.unread.clear()
@@ -291,7 +292,7 @@ class Reduction:
         """Whether a rank refused in an earlier iteration, as far as the device has got; then it is not asked again."""
         learnt = self.learnt
         while learnt.unread and learnt.unread[0].is_here:
-            learnt.last_usage = learnt.unread.popleft().read()
+            learnt.last_usage = learnt.unread.popleft().result()
             if self.num_refusing:
                 learnt.unread.clear()
                 return True
@@ -310,7 +311,7 @@ class Reduction:
 
     def num_users(self) -> list[int]:
         """Return how many ranks used each parameter in the last exchange; makes the host wait if it has not read it."""
-        answer = self.learnt.unread[-1].read() if self.learnt.unread else self.learnt.last_usage
+        answer = self.learnt.unread[-1].result() if self.learnt.unread else self.learnt.last_usage
         return [0] * len(self.members) if answer is None else answer.counts[: len(self.members)]
 
     def used(self, used_before: Collection[int] = ()) -> list[bool]:
@@ -414,11 +415,6 @@ class Reduction:
         """Step the optimizers that parameters of `bucket` have of their own, on averages, where some rank used them."""
         if step_parameters(bucket, used):
             bucket.release()
-
-    def step_all(self) -> None:
-        """Step those that wait for all averages."""
-        while self.iteration.to_step:
-            self.step(*self.iteration.to_step.pop())
 
     def used_by_now(self, bucket: Bucket, buffer: Tensor) -> Sequence[bool] | None:
         """Return which parameters some rank used, where ranks have not exchanged it.

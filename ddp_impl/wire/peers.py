@@ -159,12 +159,6 @@ class Peers:
             self._explain(phase, what, error, of_others=of_others)
             raise error
 
-    def begin_wait(self, phase: str, what: Description) -> None:
-        """Note that this rank waits for `what`, so that it is logged if it takes long; `wait = None` ends it."""
-        self.wait = (time.monotonic(), phase, what)
-        if slow_waits.watcher is None:
-            slow_waits.start()
-
     def failed(self, phase: str, what: Description, error: BaseException, *, of_others: bool = True) -> None:
         """Take note that a collective raised `error`: no other may follow. Add what others said, or where it was."""
         self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
@@ -345,7 +339,9 @@ class _InStep:
         if peers.lost or peers.company.has_failed:
             peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
         if size_of(peers.group) > 1:
-            peers.begin_wait(self._phase, self._what)
+            peers.wait = (time.monotonic(), self._phase, self._what)  # set first, see `SlowWaits`
+            if slow_waits.watcher is None:
+                slow_waits.start()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
