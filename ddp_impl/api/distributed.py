@@ -29,8 +29,8 @@ from ddp_impl.api.join import JoinedWrapper
 from ddp_impl.api.torch_names import (
     TORCH_DDP,
     refuse_absent,
-    refuse_unheard_overrides,
     refuse_unknown,
+    refuse_unsupported_overrides,
     with_named_arguments_only,
 )
 from ddp_impl.autograd.hooks import is_averaged
@@ -140,7 +140,7 @@ class DistributedDataParallel(JoinedWrapper):
         Joinable.__init__(self)
         refuse_unknown(unknown)
         refuse_absent(DistributedDataParallel)
-        refuse_unheard_overrides(type(self), DistributedDataParallel)
+        refuse_unsupported_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
         check_flags(
             broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
@@ -289,7 +289,7 @@ class DistributedDataParallel(JoinedWrapper):
         if synchronise and not self._knows_others:  # they may have waited for this rank since construction
             self._knows_others = True
             self._peers.refuse_unlike(compares=False)
-        if synchronise and self._watch.check(may_lose=self.reducer.ranks_may_differ):
+        if synchronise and self._watch.check(allow_removed=self.reducer.ranks_may_differ):
             self._has_buffers = bool(self.modules_buffers or self._buffer_layouts.parts)
         if torch.is_grad_enabled() and not synchronise:  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
@@ -468,7 +468,7 @@ class DistributedDataParallel(JoinedWrapper):
         # while an output is left whose backward may run.
         reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
         reducer.in_use = weakref.ref(outputs)
-        weakref.finalize(self._in_use, reducer.wrapper_is_gone)
+        weakref.finalize(self._in_use, reducer.wrapper_collected)
         weakref.finalize(outputs, reducer.remove_hooks)
         if self._caster is not None:
             weakref.finalize(outputs, self._caster.let_go)

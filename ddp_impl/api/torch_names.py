@@ -38,7 +38,7 @@ _NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping"
 _P = ParamSpec("_P")
 
 
-def refuse_unheard_overrides(cls: type, ours: type) -> None:
+def refuse_unsupported_overrides(cls: type, ours: type) -> None:
     """Raise `TypeError` if `cls` overrides a method that torch's class calls and ours does not (docs/drop_in.md)."""
     overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
     for name, base in overridden.items():

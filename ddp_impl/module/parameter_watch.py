@@ -124,19 +124,19 @@ class ParameterWatch:
         self.in_cpp = list(map(tensor_in_cpp, self.parameters))
         self._ignored = ignored
         self._warned = False
-        self._may_lose = False
+        self._allow_removed = False
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
         self.remember()
 
-    def check(self, *, may_lose: bool = False) -> bool:
+    def check(self, *, allow_removed: bool = False) -> bool:
         """Return whether the module consists of other parts than before, buffers included.
 
         Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
 
-        With `may_lose`, a parameter that was removed, and has no other in its place, is one that no forward uses.
+        With `allow_removed`, a parameter that was removed, and has no other in its place, is one that no forward uses.
         Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
-        self._may_lose, self._is_hidden = may_lose, False
+        self._allow_removed, self._is_hidden = allow_removed, False
         if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
@@ -154,7 +154,7 @@ class ParameterWatch:
         gone = [member.name for member in self._members if member.parameter not in held]
         stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
-        if self._may_lose:
+        if self._allow_removed:
             gone = [name for name in gone if self.is_replaced(name, present)]
         if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
@@ -179,7 +179,7 @@ class ParameterWatch:
         The backward is still to come; and a copy would take what the module has now for its own.
         """
         if self._is_hidden:
-            self.check(may_lose=self._may_lose)
+            self.check(allow_removed=self._allow_removed)
 
     def is_stranger(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter would train on local gradients: no wrapper averages it, and nobody ignores it."""

@@ -222,7 +222,7 @@ class Reducer:
         self.check_finished()
         return self.peers.awaiting("forward", what)
 
-    def wrapper_is_gone(self) -> None:
+    def wrapper_collected(self) -> None:
         """Average only the backward of outputs that are left; hold no more of the wrapper's."""
         self._wrapper_collected, self.before_backward = True, _nothing
 

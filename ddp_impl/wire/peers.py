@@ -56,7 +56,7 @@ Wait = tuple[float, str, Description]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class FailureReport:
     """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
 
     `unfinished`: it cannot go on to another step, because gradients of this one had come.
@@ -69,7 +69,7 @@ class Word:
     unfinished: bool = False
 
 
-def in_lines(told: Iterable[Word]) -> str:
+def in_lines(told: Iterable[FailureReport]) -> str:
     """Return what ranks said as lines behind a message, a line each."""
     return "".join(f"\nrank {word.rank} {word.reason}" for word in told)
 
@@ -88,7 +88,7 @@ class Peers:
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self.wait: Wait | None = None  # what this rank waits for now
         self.company = _Company.of(group)
-        self._told: Word | None = None
+        self._told: FailureReport | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
         self.number = 0 if copy_of else self.company.count()
@@ -253,7 +253,7 @@ class Peers:
         if told is not None and told.step >= self.step and (told.unfinished or not unfinished):
             return
         rank = rank_in(self.group)
-        self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
+        self._told = FailureReport(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
         self.company.has_failed |= unfinished
         if size_of(self.group) > 1:
             self._leave(f"{rank}", dataclasses.asdict(self._told))
@@ -263,7 +263,7 @@ class Peers:
         self.tell(reason)
         return in_lines(self.words() or ())
 
-    def words(self, *, until_cause: bool = False) -> list[Word] | None:
+    def words(self, *, until_cause: bool = False) -> list[FailureReport] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.
 
         Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
@@ -272,7 +272,7 @@ class Peers:
         store = self._store()
         if store is None:
             return []
-        found: dict[int, Word] = {}
+        found: dict[int, FailureReport] = {}
         reader = threading.Thread(target=self._read, args=(store, found, until_cause), daemon=True)
         try:
             reader.start()
@@ -283,7 +283,7 @@ class Peers:
             return None
         return sorted(found.values(), key=lambda word: (word.waited, word.rank))
 
-    def _read(self, store: Store, found: dict[int, Word], until_cause: bool) -> None:
+    def _read(self, store: Store, found: dict[int, FailureReport], until_cause: bool) -> None:
         others = set(range(size_of(self.group))) - {rank_in(self.group)}
         end = time.monotonic() + _PATIENCE_S
         with contextlib.suppress(Exception):
@@ -291,7 +291,7 @@ class Peers:
                 for rank in sorted(others):
                     if left := self._left(store, f"{rank}"):
                         others.discard(rank)
-                        word = Word(**left)
+                        word = FailureReport(**left)
                         if word.step >= self.step - 1:  # an older one was about something that is over
                             found[rank] = word
                 if until_cause and not all(word.waited for word in found.values()):

@@ -178,7 +178,7 @@ def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
 
 
 @replaces(ParameterWatch, "check")
-def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> None:
+def RefusesLosses(watch: ParameterWatch, check: Call, /, *, allow_removed: bool = False) -> None:
     """BUG: a module that has lost a parameter is refused where parameters may be unused, too."""
     check()
 
