@@ -44,7 +44,7 @@ class AutogradHooks:
         self._handles: list[Any] = []
         for index, member in enumerate(members):
             hook: Any = self.counting(index)
-            hook.listener = self._listener
+            hook.reducers_listener = self._listener
             self._handles.append(member.parameter.register_post_accumulate_grad_hook(hook))
         self._tables = [post_accumulate_hooks(member.parameter) for member in members]
         self._keys = [handle.id for handle in self._handles]
@@ -192,7 +192,7 @@ def is_averaged(parameter: Tensor) -> bool:
 
 def _is_reducers(hook: Any) -> bool:
     """Whether it is the hook of a reducer that lives, not one of the user's."""
-    return hasattr(hook, "listener") and hook.listener() is not None
+    return hasattr(hook, "reducers_listener") and hook.reducers_listener() is not None
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:
