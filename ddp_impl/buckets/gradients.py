@@ -309,24 +309,19 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_n
 
     Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
     """
-    small = list(zip(targets, sources, strict=True))
-    if divisor != 1:
-        for target, source in small:
-            if _is_divided_on_the_way(target, source, large_numel):
-                torch.div(source, divisor, out=target)
-        small = [
-            (target, source) for target, source in small if not _is_divided_on_the_way(target, source, large_numel)
-        ]
-    if small:
-        small_targets = [target for target, _ in small]
-        foreach_copy_(small_targets, [source for _, source in small])
+    small_targets, small_sources = [], []
+    for target, source in zip(targets, sources, strict=True):
+        # One of another shape, whose parameter was given other data, would give the target that shape.
+        alike = source.dtype is target.dtype and source.shape == target.shape
+        if divisor != 1 and alike and source.numel() >= large_numel:
+            torch.div(source, divisor, out=target)
+        else:
+            small_targets.append(target)
+            small_sources.append(source)
+    if small_targets:
+        foreach_copy_(small_targets, small_sources)
         if divisor != 1:
             foreach_div_(small_targets, divisor)
-
-
-def _is_divided_on_the_way(target: Tensor, source: Tensor, large_numel: int) -> bool:
-    # Of another shape, when the parameter was given other data, it would give the target that shape.
-    return source.numel() >= large_numel and source.dtype is target.dtype and source.shape == target.shape
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

@@ -39,10 +39,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """Parameter indices of each bucket, in launch order; `capped` is False for the plan of an unknown order."""
+    """Parameter indices of each bucket, in launch order."""
 
     buckets: tuple[tuple[int, ...], ...]
-    capped: bool
 
     def bucket_of(self, num_parameters: int) -> list[int]:
         """Return for each parameter the index of its bucket."""
@@ -60,7 +59,7 @@ def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
     of a gradient (PowerSGD draws random numbers in that order) give the same result.
     """
     plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
-    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets), capped=False)
+    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets))
 
 
 def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
@@ -92,7 +91,7 @@ def _plan(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps
     released = next((when for when, bucket in launched if release in bucket), len(order))
     launched += [(max(ready(bucket), released) + 0.5, bucket) for bucket in _fill(specs, delayed, None)]
     launched.sort()
-    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched), capped=caps is not None)
+    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched))
 
 
 def _fill(
