@@ -84,7 +84,7 @@ class Replica:
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
         layouts = [list(layouts.values()) for layouts in self.copied.values()]
         content = _hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts])
-        return [content, *(_hash(way(names)) for names in self.copied.values() for way in (sorted, list))]
+        return [content, *(_hash(order) for names in self.copied.values() for order in (sorted(names), list(names)))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ class UserHooks(Observer):
     def backward_begins(self, *, is_first: bool) -> None:
         """Remember the parameters as they are."""
         if is_first:
-            for found in (self._gone, self._seen, self._stepped):
-                found.clear()
+            self._gone, self._seen, self._stepped = set(), set(), []
         self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
