@@ -208,10 +208,10 @@ class Reducer:
             raise reduction.error(messages.others_refused_before(reduction.rank) + peers.exchange(messages.FOLLOWS))
         if self.raised_early:
             # Another rank's backward may have raised after its first gradient, and this one would wait for it.
-            words = [word for word in peers.words() or () if word.unfinished]
-            self.raised_early = bool(words)
-            if words:
-                raise reduction.error(messages.aborted(reduction.rank) + in_lines(words))
+            reports = [report for report in peers.reports() or () if report.unfinished]
+            self.raised_early = bool(reports)
+            if reports:
+                raise reduction.error(messages.aborted(reduction.rank) + in_lines(reports))
 
     def between_backwards(self, what: str) -> AbstractContextManager[None]:
         """Return a block that waits for `what` of other ranks; all communication outside of backward goes here.

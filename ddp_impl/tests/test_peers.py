@@ -187,7 +187,7 @@ def test_an_exception_in_a_backward_is_looked_for_among_young_objects_only(monke
 
 def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, _ = pair(dist.HashStore())  # type: ignore[attr-defined]
-    monkeypatch.setattr(Peers, "words", lambda *_, **__: pytest.fail("waited for words"))
+    monkeypatch.setattr(Peers, "reports", lambda *_, **__: pytest.fail("waited for words"))
     with pytest.raises(ReplicaMismatchError) as caught, zero.awaiting("construction", "the other ranks' modules"):
         raise ReplicaMismatchError("differs")
     assert not hasattr(caught.value, "__notes__")

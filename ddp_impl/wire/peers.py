@@ -24,7 +24,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final
@@ -33,11 +32,12 @@ import torch.distributed as dist
 
 from ddp_impl.base import messages
 from ddp_impl.base.errors import CommunicationError, ReductionError, ReplicaMismatchError
+from ddp_impl.base.messages import FailureReport
 from ddp_impl.base.telemetry import log
 from ddp_impl.torch_internals.distributed import Store
 from ddp_impl.wire.collectives import rank_in, size_of
 
-#: How long the others' words are waited for.
+#: How long the others' reports are waited for.
 _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
@@ -55,27 +55,13 @@ Description = str | Callable[[], str]
 Wait = tuple[float, str, Description]
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReport:
-    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
-
-    `unfinished`: it cannot go on to another step, because gradients of this one had come.
-    """
-
-    rank: int
-    step: int
-    reason: str
-    waited: bool = False
-    unfinished: bool = False
-
-
-def in_lines(told: Iterable[FailureReport]) -> str:
-    """Return what ranks said as lines behind a message, a line each."""
-    return "".join(f"\nrank {word.rank} {word.reason}" for word in told)
+def in_lines(reports: Iterable[FailureReport]) -> str:
+    """Return what ranks reported as lines behind a message, a line each."""
+    return "".join(f"\n{report}" for report in reports)
 
 
 class Peers:
-    """The other ranks of one wrapper's group, which find each other's words if they build wrappers in the same order.
+    """The other ranks of one wrapper's group, which find each other's reports if they build wrappers in the same order.
 
     A group without a store is silent: ranks then report what they know themselves. A store may have served an earlier
     run, as an elastic agent's does: what is left in it stands under a name of this run, once ranks have agreed on one.
@@ -146,7 +132,7 @@ class Peers:
         if self.lost or not self.company.has_failed:
             return self.lost
         for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
-            if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
+            if not other.lost and other.broke_off and len(other.reports() or ()) < size_of(self.group) - 1:
                 other.lost = messages.broke_off_here(rank_in(self.group))
             if other.lost:
                 return messages.lost_by_another(other.lost)
@@ -203,21 +189,15 @@ class Peers:
         if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
             return
         self.tell(messages.waited(error, what, phase, self.step), waited=True)
-        words = self.words(until_cause=True)
-        error.add_note(
-            messages.waited_in_vain(
-                rank_in(self.group), what, phase, self.step,
-                None if words is None else [(word.rank, word.reason) for word in words],
-                only_waited=bool(words) and all(word.waited for word in words or ()),
-            )
-        )  # fmt: skip
+        reports = self.reports(until_cause=True)
+        error.add_note(messages.waited_in_vain(rank_in(self.group), what, phase, self.step, reports))
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
 
         Called once for a wait, in another thread.
 
-        The same word serves others that look later: it is no reason of a failure.
+        What it leaves serves others that look later: it is no reason of a failure.
         """
         _, phase, described = wait
         what, step = _in_words(described), self.step
@@ -261,9 +241,9 @@ class Peers:
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
         self.tell(reason)
-        return in_lines(self.words() or ())
+        return in_lines(self.reports() or ())
 
-    def words(self, *, until_cause: bool = False) -> list[FailureReport] | None:
+    def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.
 
         Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
@@ -281,7 +261,7 @@ class Peers:
         reader.join(_PATIENCE_S + _STORE_ANSWERS_S)
         if reader.is_alive():
             return None
-        return sorted(found.values(), key=lambda word: (word.waited, word.rank))
+        return sorted(found.values(), key=lambda report: (report.waited, report.rank))
 
     def _read(self, store: Store, found: dict[int, FailureReport], until_cause: bool) -> None:
         others = set(range(size_of(self.group))) - {rank_in(self.group)}
@@ -291,10 +271,10 @@ class Peers:
                 for rank in sorted(others):
                     if left := self._left(store, f"{rank}"):
                         others.discard(rank)
-                        word = FailureReport(**left)
-                        if word.step >= self.step - 1:  # an older one was about something that is over
-                            found[rank] = word
-                if until_cause and not all(word.waited for word in found.values()):
+                        report = FailureReport(**left)
+                        if report.step >= self.step - 1:  # an older one was about something that is over
+                            found[rank] = report
+                if until_cause and not all(report.waited for report in found.values()):
                     return
                 if time.monotonic() >= end:
                     return
