@@ -1,7 +1,6 @@
 """A complete DistributedDataParallel in readable Python: own reducer, no C++."""
 
-from ddp_impl.api.distributed import DistributedDataParallel
-from ddp_impl.api.installation import install, uninstall
+from ddp_impl.api.distributed import DistributedDataParallel, install, uninstall
 from ddp_impl.api.replicated_view import replicated_parameters
 from ddp_impl.buckets.bucket import GradBucket
 from ddp_impl.module.mixed_precision import MixedPrecision

@@ -30,7 +30,7 @@ def main() -> None:
         _refuse(USAGE)
     if arguments[0] != "-m" and not Path(arguments[0]).exists():
         _refuse(f"python -m ddp_impl: no script {arguments[0]} here ({Path.cwd()})")
-    from ddp_impl.api.installation import install
+    from ddp_impl.api.distributed import install
 
     install()
     _install_in_children()

@@ -27,15 +27,13 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.graph_search import GraphSearch
-from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
-from ddp_impl.module.casts import Casts
-from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import expectations, reducer, reduction
 from ddp_impl.reducer.expectations import Every, Same, Some

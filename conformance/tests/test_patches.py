@@ -28,8 +28,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import MixedPrecision
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.module.casts import Casts
-from ddp_impl.module.mixed_precision import PrecisionCaster
+from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 

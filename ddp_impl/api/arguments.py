@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, cast
 
@@ -66,7 +66,9 @@ def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradien
         is_ddp = isinstance(inner, Joinable) and hasattr(inner, "reducer")
         if not is_ddp or not (gradient_as_bucket_view or getattr(inner, "gradient_as_bucket_view", False)):
             continue
-        twice = next((own for own, parameter in _averaged_by(inner) if id(parameter) in averaged), None)
+        own = inner.module.named_parameters(remove_duplicate=False)  # of a DDP of whatever make
+        requires = (name for name, parameter in own if parameter.requires_grad and id(parameter) in averaged)
+        twice = next((name for name in requires if name not in inner.parameters_to_ignore), None)
         if twice is not None:
             raise ValueError(
                 f"module contains {f'at {name!r} ' if name else ''}a {type(inner).__name__}, which averages the "
@@ -74,13 +76,6 @@ def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradien
                 "DDP only. Wrap the whole module once, leave gradient_as_bucket_view out of both, or have one of them "
                 "ignore it (_set_params_and_buffers_to_ignore_for_model)"
             )
-
-
-def _averaged_by(ddp: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield names and parameters that require a gradient and that `ddp`, of whatever make, does not ignore."""
-    for name, parameter in ddp.module.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore:
-            yield name, parameter
 
 
 def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:

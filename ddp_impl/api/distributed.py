@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, Never
 
 import torch
@@ -22,14 +24,13 @@ from ddp_impl.api.arguments import (
     resolve_devices,
     resolve_group,
 )
-from ddp_impl.api.buffers import BufferLayouts
+from ddp_impl.api.copied_state import BufferLayouts
 from ddp_impl.api.join import JoinedWrapper
-from ddp_impl.api.logging_data import logging_data
 from ddp_impl.api.torch_names import (
-    TorchSurface,
+    TORCH_DDP,
     refuse_absent,
-    refuse_unheard_overrides,
     refuse_unknown,
+    refuse_unsupported_overrides,
     with_named_arguments_only,
 )
 from ddp_impl.autograd.hooks import is_averaged
@@ -37,26 +38,23 @@ from ddp_impl.autograd.marks import marked
 from ddp_impl.base.nested_tensors import find_tensors, move
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.comm_hooks import BufferHook, bind_hook, builtin_hook
+from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_capture, in_graph
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
-from ddp_impl.module.parameter_watch import ParameterWatch
+from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.module.wrapped_module import device_type, managed_parameters, refuse_expanded
 from ddp_impl.reducer import company
-from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.user_hooks import take_over_optimizers
 from ddp_impl.torch_internals.compile import frame_callback
-from ddp_impl.torch_internals.modules import ignored_names
-from ddp_impl.torch_internals.tensors import num_nodes, outside_transforms, transforms_active
-from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES
-from ddp_impl.wire.groups import backend_of, rank_in, size_of
-from ddp_impl.wire.peers import Peers
+from ddp_impl.torch_internals.tensors import ignored_names, num_nodes, outside_transforms, transforms_active
+from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES, backend_of, rank_in, size_of
+from ddp_impl.wire.peers import Peers, slow_waits
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
@@ -72,7 +70,7 @@ class _InUse:
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
 # pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
 @nn.parallel.DistributedDataParallel.register
-class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
+class DistributedDataParallel(JoinedWrapper):
     """Averages a module's gradients over a process group during backward.
 
     `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
@@ -142,7 +140,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         Joinable.__init__(self)
         refuse_unknown(unknown)
         refuse_absent(DistributedDataParallel)
-        refuse_unheard_overrides(type(self), DistributedDataParallel)
+        refuse_unsupported_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
         check_flags(
             broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
@@ -270,10 +268,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         with self._caster.casting(self.device, at_once=self._compiled_calls.is_whole):
             return call(*inputs, **kwargs)
 
-    @property
-    def _synchronises(self) -> bool:
-        return torch.is_grad_enabled() and self.require_backward_grad_sync
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not transforms_active():
             self._meet_before_forward()
@@ -295,7 +289,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if synchronise and not self._knows_others:  # they may have waited for this rank since construction
             self._knows_others = True
             self._peers.refuse_unlike(compares=False)
-        if synchronise and self._watch.check(may_lose=self.reducer.ranks_may_differ):
+        if synchronise and self._watch.check(allow_removed=self.reducer.ranks_may_differ):
             self._has_buffers = bool(self.modules_buffers or self._buffer_layouts.parts)
         if torch.is_grad_enabled() and not synchronise:  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
@@ -395,17 +389,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             bound = bind_hook(state, hook)
         except (TypeError, ValueError) as error:
             raise self.reducer.telemetry.logged(error) from None
-        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
-        self.reducer.reduction.comm_hook = bound
+        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__), bound)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
         reducer = self.reducer
         bound = builtin_hook(comm_hook_type, lambda: reducer.group)
-        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
-        self.reducer.reduction.comm_hook = bound
+        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type), bound)
 
-    def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
+    def _claim_comm_hook(self, state: Any, hook: Any, name: str, bound: BoundHook | None) -> None:
         if self._comm_hook is not None:
             error = (
                 "register_comm_hook or register_builtin_comm_hook can only be called once; "
@@ -413,13 +405,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             )
             raise self.reducer.telemetry.logged(RuntimeError(error))
         self._comm_hook = (state, hook)
-        self.reducer.telemetry.comm_hook = name
-
-    # -- logging data -------------------------------------------------------------------------------------------------
-
-    def _get_ddp_logging_data(self) -> dict[str, int | str]:
-        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
-        return logging_data(self)
+        self.reducer.telemetry.comm_hook, self.reducer.reduction.comm_hook = name, bound
 
     # -- pickling -----------------------------------------------------------------------------------------------------
 
@@ -482,11 +468,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         # while an output is left whose backward may run.
         reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
         reducer.in_use = weakref.ref(outputs)
-        weakref.finalize(self._in_use, reducer.wrapper_is_gone)
+        weakref.finalize(self._in_use, reducer.wrapper_collected)
         weakref.finalize(outputs, reducer.remove_hooks)
         if self._caster is not None:
             weakref.finalize(outputs, self._caster.let_go)
-        self._peers.serve(outputs)
+        slow_waits.serve(outputs)
         self._local_gradients = LocalGradients(self.reducer.reduction.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
@@ -501,3 +487,54 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 self._register_builtin_comm_hook(state)
             else:
                 self.register_comm_hook(state, hook)
+
+
+# -- in the place of torch's, for code that knows only torch's name ----------------------------------------------------
+
+#: Names under which modules had our class before it was installed; None while it is not.
+_own_names: set[tuple[str, str]] | None = None
+
+
+def install() -> None:
+    """Replace torch's class by ours wherever it can be imported from; calling it twice changes nothing.
+
+    Modules that imported the class before, under any name, get the new one too.
+    Only objects that exist already stay what they are, and references kept elsewhere than in a module's names: a
+    module-level tuple of classes, a default argument. Install before importing what keeps such. Undo it with
+    `uninstall`.
+    """
+    global _own_names
+    if _own_names is None:
+        _own_names = {(module.__name__, name) for module, name in _names_of(DistributedDataParallel)}
+    for module, name in _names_of(TORCH_DDP):
+        setattr(module, name, DistributedDataParallel)
+
+
+def uninstall() -> None:
+    """Give torch's class its place back, also in modules imported since; without `install` it changes nothing.
+
+    Names that our class had before, taken from `ddp_impl` itself, keep it. A module imported since then has torch's
+    class again, whichever way it named it.
+    """
+    global _own_names
+    if _own_names is None:
+        return
+    for module, name in _names_of(DistributedDataParallel):
+        if (module.__name__, name) not in _own_names:
+            setattr(module, name, TORCH_DDP)
+    _own_names = None
+
+
+def is_installed() -> bool:
+    """Whether torch's name means our class now."""
+    return _own_names is not None
+
+
+def _names_of(wanted: type) -> Iterator[tuple[ModuleType, str]]:
+    """Yield every module outside this package that has `wanted` among its names, with the name."""
+    for full_name, module in list(sys.modules.items()):
+        if full_name == "ddp_impl" or full_name.startswith("ddp_impl.") or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            if value is wanted:
+                yield module, name

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ddp_impl.api.buffers import agree_on_rank
-from ddp_impl.api.copied_state import CopiedState
+from ddp_impl.api.copied_state import CopiedState, agree_on_rank
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> tuple[Tensor, dist.Work]:
@@ -132,19 +131,14 @@ def _put_gradients_aside(ddp: JoinedWrapper) -> list[Tensor | None]:
 
 
 class JoinedWrapper(CopiedState, Joinable):
-    """Base class of the wrapper, which has the attributes that are declared here: what a join context calls of it."""
+    """The part of the wrapper that a join context calls."""
 
     _divide_by_initial_world_size: bool
     _authoritative_rank: int
 
     @property
-    def gradient_as_bucket_view(self) -> bool:
-        """Whether gradients live in buckets."""
-        raise NotImplementedError
-
-    @property
     def _synchronises(self) -> bool:
-        raise NotImplementedError
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def join(
         self,
@@ -184,10 +178,7 @@ class JoinedWrapper(CopiedState, Joinable):
         return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
-        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
-
-        Ranks that have joined do it by themselves.
-        """
+        """Inside a join context, agree with all ranks that have not joined on who synchronises this forward."""
         if is_joined_rank:
             return
         reduction = self.reducer.reduction

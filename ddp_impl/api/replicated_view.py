@@ -55,10 +55,7 @@ def replicated_parameters(ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 class ReplicatedView:
-    """Swaps parameters for the length of the outermost forward: of the whole module, or of a part that runs alone.
-
-    Parts run alone when activation checkpointing computes them again.
-    """
+    """Swaps parameters for the outermost forward: of the module, or of a part that checkpointing computes again."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         mesh = getattr(ddp, "device_mesh", None)

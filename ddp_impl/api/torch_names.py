@@ -12,6 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NoReturn, ParamSpec
 
 import torch
@@ -21,12 +22,13 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddp_impl.base.nested_tensors import move
 from ddp_impl.base.options import ReducerOptions
+from ddp_impl.base.telemetry import environment
 from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.module.wrapped_module import managed_parameters
+from ddp_impl.module.parameter_watch import managed_parameters
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.torch_internals.distributed import overlapped_optimizer
-from ddp_impl.torch_internals.modules import ignored_names, set_ignored_names
-from ddp_impl.wire.groups import rank_in
+from ddp_impl.torch_internals.distributed import num_gloo_threads, overlapped_optimizer
+from ddp_impl.torch_internals.tensors import ignored_names, set_ignored_names
+from ddp_impl.wire.collectives import backend_of, rank_in, size_of
 
 #: torch's class, whatever its name stands for later.
 TORCH_DDP = nn.parallel.DistributedDataParallel
@@ -36,11 +38,8 @@ _NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping"
 _P = ParamSpec("_P")
 
 
-def refuse_unheard_overrides(cls: type, ours: type) -> None:
-    """Raise `TypeError` if `cls`, derived from our class, overrides a method that only torch's class would call.
-
-    Its author counts on being called; docs/drop_in.md lists what public projects override.
-    """
+def refuse_unsupported_overrides(cls: type, ours: type) -> None:
+    """Raise `TypeError` if `cls` overrides a method that torch's class calls and ours does not (docs/drop_in.md)."""
     overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
     for name, base in overridden.items():
         torchs = getattr(vars(nn.parallel.DistributedDataParallel).get(name), "__get__", None) is not None
@@ -125,8 +124,14 @@ class LoggerSurface:
         return self._ddp._get_ddp_logging_data()
 
 
-class TorchSurface:
-    """Base class of the wrapper, which has the attributes that are declared here."""
+def _option(name: str, doc: str, read: Callable[[ReducerOptions], Any] | None = None) -> Any:
+    """Return the property of a wrapper that shows one of its options, and changes it as `_set_option` allows."""
+    read = attrgetter(name) if read is None else read
+    return property(lambda ddp: read(ddp._options), lambda ddp, value: ddp._set_option(name, value), doc=doc)
+
+
+class TorchSurface(nn.Module):
+    """The wrapper as torch's code and frameworks see it, with the attributes that its constructor sets."""
 
     # Switches of torch's that subclasses with a forward of their own read: they decide nothing here.
     _delay_all_reduce_all_params = False
@@ -145,6 +150,8 @@ class TorchSurface:
     output_device: int | None
     is_multi_device_module: bool
     forward_sync_buffers: bool
+    require_forward_param_sync: bool
+    require_backward_grad_sync: bool
     dim: int
     _options: ReducerOptions
     _compiled_calls: CompiledCalls
@@ -172,7 +179,8 @@ class TorchSurface:
         return LoggerSurface(self)
 
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
-        raise NotImplementedError
+        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
+        return logging_data(self)
 
     def _clear_grad_buffer(self) -> None:
         """Do nothing: delayed gradients have buckets like all others."""
@@ -203,10 +211,7 @@ class TorchSurface:
                 yield (name, parameter) if named_params else parameter
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """Return the parameters that are averaged, in order of registration, and which of them have sparse gradients.
-
-        Found anew: as the module is now. Local.
-        """
+        """Return the parameters to average as the module is now, and which of them have sparse gradients. Local."""
         members = managed_parameters(self.module, self.parameters_to_ignore)
         return [member.parameter for member in members], [member.sparse for member in members]
 
@@ -232,59 +237,18 @@ class TorchSurface:
 
     # -- options: those of the reducer --------------------------------------------------------------------------------
 
-    @property
-    def find_unused_parameters(self) -> bool:
-        """Whether parameters may lack a gradient."""
-        return self._options.find_unused_parameters
-
-    @find_unused_parameters.setter
-    def find_unused_parameters(self, value: bool) -> None:
-        self._set_option("find_unused_parameters", value)
-
-    @property
-    def static_graph(self) -> bool:
-        """Whether every iteration uses the same parameters in the same way."""
-        return self._options.static_graph
-
-    @static_graph.setter
-    def static_graph(self, value: bool) -> None:
-        self._set_option("static_graph", value)
-
-    @property
-    def gradient_as_bucket_view(self) -> bool:
-        """Whether gradients live in the communication buckets."""
-        return self._options.gradient_as_bucket_view
-
-    @gradient_as_bucket_view.setter
-    def gradient_as_bucket_view(self, value: bool) -> None:
-        self._set_option("gradient_as_bucket_view", value)
-
-    @property
-    def skip_all_reduce_unused_params(self) -> bool:
-        """Whether buckets that no rank used are not communicated."""
-        return self._options.skip_all_reduce_unused_params
-
-    @skip_all_reduce_unused_params.setter
-    def skip_all_reduce_unused_params(self, value: bool) -> None:
-        self._set_option("skip_all_reduce_unused_params", value)
-
-    @property
-    def bucket_bytes_cap(self) -> int:
-        """Bytes of gradients per all-reduce."""
-        return self._options.caps.cap_bytes
-
-    @bucket_bytes_cap.setter
-    def bucket_bytes_cap(self, value: int) -> None:
-        self._set_option("bucket_bytes_cap", value)
-
-    @property
-    def bucket_bytes_cap_list(self) -> list[int]:
-        """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
-        return list(self._options.caps.per_bucket_bytes)
-
-    @bucket_bytes_cap_list.setter
-    def bucket_bytes_cap_list(self, value: list[int]) -> None:
-        self._set_option("bucket_bytes_cap_list", value)
+    find_unused_parameters = _option("find_unused_parameters", "Whether parameters may lack a gradient.")
+    static_graph = _option("static_graph", "Whether every iteration uses the same parameters in the same way.")
+    gradient_as_bucket_view = _option("gradient_as_bucket_view", "Whether gradients live in the buckets.")
+    skip_all_reduce_unused_params = _option(
+        "skip_all_reduce_unused_params", "Whether buckets that no rank used are not communicated."
+    )
+    bucket_bytes_cap = _option("bucket_bytes_cap", "Bytes of gradients per all-reduce.", attrgetter("caps.cap_bytes"))
+    bucket_bytes_cap_list = _option(
+        "bucket_bytes_cap_list",
+        "Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all.",
+        lambda options: list(options.caps.per_bucket_bytes),
+    )
 
     def _set_option(self, name: str, value: Any) -> None:
         """Change an option before the first forward, as every rank must; later it only takes the value that it has.
@@ -378,3 +342,61 @@ class TorchSurface:
     @property
     def _distributed_rank(self) -> int:
         return rank_in(self.process_group)
+
+
+def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
+    """Describe configuration, buckets and times of `ddp`; local, any rank may ask."""
+    reducer, learnt = ddp.reducer, ddp.reducer.reduction.learnt
+    parameters = [member.parameter for member in reducer.members]
+    sizes = ", ".join(str(bucket.num_bytes) for bucket in reducer.buckets)
+    indices = " ".join("".join(f"{member.index} " for member in bucket.members).strip() for bucket in reducer.buckets)
+    variables = environment()
+    data: dict[str, int | str] = {
+        "world_size": size_of(ddp.process_group),
+        "rank": rank_in(ddp.process_group),
+        "module_name": type(ddp.module).__name__,
+        "device_ids": ", ".join(str(index) for index in ddp.device_ids or ()),
+        "output_device": -1 if ddp.output_device is None else ddp.output_device,
+        "backend_name": backend_of(ddp.process_group),
+        "broadcast_buffers": int(ddp.forward_sync_buffers),
+        "bucket_cap_bytes": ddp.bucket_bytes_cap,
+        "find_unused_parameters": int(ddp.find_unused_parameters),
+        "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
+        "static_graph": int(ddp.static_graph),
+        "is_multi_device_module": int(ddp.is_multi_device_module),
+        "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
+        "num_parameter_tensors": len(parameters),
+        "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "dtypes": ", ".join(dict.fromkeys(_dtype_name(p.dtype) for p in parameters)),
+        "has_rebuilt_buckets": int(learnt.has_rebuilt_buckets),
+        "bucket_sizes": sizes,
+        "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
+        "unused_parameter_size": sum(reducer.planning.specs[index].num_bytes for index in learnt.last_unused or ()),
+        "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.arrivals.order)),
+        "num_buckets_reduced": reducer.telemetry.num_buckets_reduced,
+        "can_set_static_graph": int(learnt.looks_static),
+    }
+    if learnt.caps.measured:
+        data["auto_bucket_caps"] = f"{learnt.caps.first_bytes}, {learnt.caps.cap_bytes}"
+        data["bucket_cap_bytes"] = learnt.caps.cap_bytes
+    if learnt.has_rebuilt_buckets:
+        data["rebuilt_bucket_sizes"] = sizes
+        data["rebuilt_per_bucket_param_indices"] = indices
+    backend = str(data["backend_name"])
+    for name, value in variables.items():
+        if _concerns(name, backend):
+            data.setdefault(name.lower(), value)  # RANK and WORLD_SIZE are the group's here, not the environment's
+    if data["backend_name"] == "gloo":
+        data["gloo_num_threads"] = num_gloo_threads(ddp.process_group, ddp.device)
+    return data | reducer.telemetry.logging_data()
+
+
+def _concerns(variable: str, backend: str) -> bool:
+    return backend in variable.lower() or not any(name in variable for name in ("NCCL", "GLOO"))
+
+
+def _dtype_name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return {"float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16"}.get(
+        name, name
+    )

@@ -1,4 +1,4 @@
-"""The hooks with which a reducer listens to autograd: gradients come, a backward begins, it ends."""
+"""The hooks with which a reducer listens to autograd, and what it asks: which gradients a backward will bring."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
+from ddp_impl.torch_internals.autograd import brought_by_backward, shown_to_profilers
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
 from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks
-
-#: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
-_OF_REDUCERS: set[int] = set()
 
 
 class Listener(Protocol):
@@ -26,14 +25,9 @@ class Listener(Protocol):
 
     early_moves: EarlyMoves
 
-    def bucket_is_full(self, bucket: int) -> None:
-        """Take note that the last gradient of a bucket has arrived."""
-
-    def take_gradient(self, index: int) -> None:
-        """Take a gradient that `Arrivals` wants reported or does not await."""
-
-    def anchor_reached(self) -> None:
-        """Take note that a backward comes from outputs in which no parameter took part."""
+    def bucket_is_full(self, bucket: int) -> None: ...
+    def take_gradient(self, index: int) -> None: ...
+    def anchor_reached(self) -> None: ...
 
 
 class AutogradHooks:
@@ -41,37 +35,27 @@ class AutogradHooks:
 
     _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
 
-    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, moves_early: Sequence[bool]) -> None:
-        """Register a hook on every parameter; `report_to` must follow. `moves_early` is that of the early moves."""
-        self._arrivals, self._moves_early = arrivals, moves_early
-        self._listener: weakref.ref[Listener] | None = None
+    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, listener: Listener) -> None:
+        """Register a hook on every parameter, which reports to `listener` as long as it lives."""
+        self._arrivals, self._moves_early = arrivals, listener.early_moves.takes
+        self._listener = weakref.ref(listener)
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
         self._node_handles: list[Any] = []
-        self._parameters = [member.parameter for member in members]
         self._handles: list[Any] = []
-        self._tables: list[dict[int, Any]] = []
-        self._keys: list[int] = []
+        for index, member in enumerate(members):
+            hook: Any = self.counting(index)
+            hook.reducers_listener = self._listener
+            self._handles.append(member.parameter.register_post_accumulate_grad_hook(hook))
+        self._tables = [post_accumulate_hooks(member.parameter) for member in members]
+        self._keys = [handle.id for handle in self._handles]
         self._shared: frozenset[int] = frozenset()
         self._shared_since = 0
-
-    def report_to(self, listener: Listener) -> None:
-        """Register a hook on every parameter, which reports to `listener` as long as it lives."""
-        self._listener = weakref.ref(listener)
-        parameters, self._parameters = self._parameters, []
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self.counting(index))
-            for index, parameter in enumerate(parameters)
-        ]
-        self._tables = [post_accumulate_hooks(parameter) for parameter in parameters]
-        self._keys = [handle.id for handle in self._handles]
-        _OF_REDUCERS.update(self._keys)
         AutogradHooks._num_changes += 1
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
         for handle in self._handles + self._node_handles:
             handle.remove()
-        _OF_REDUCERS.difference_update(self._keys)
         AutogradHooks._num_changes += 1
         self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
 
@@ -85,8 +69,8 @@ class AutogradHooks:
         if self._shared_since != AutogradHooks._num_changes:
             self._shared_since = AutogradHooks._num_changes
             # Of copies: a wrapper that is freed meanwhile takes its hooks out of the tables.
-            keys = [[key for key in list(table) if key in _OF_REDUCERS] for table in self._tables]
-            self._shared = frozenset(index for index, ours in enumerate(keys) if len(ours) > 1)
+            nums = [sum(map(_is_reducers, list(table.values()))) for table in self._tables]
+            self._shared = frozenset(index for index, num in enumerate(nums) if num > 1)
         return self._shared
 
     def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:
@@ -111,10 +95,7 @@ class AutogradHooks:
         return bool(late)
 
     def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
-        """Listen to the nodes that accumulate into the parameters, too.
-
-        torch.distributed.autograd captures gradients there and never calls the parameters' own hooks.
-        """
+        """Listen also where torch.distributed.autograd captures gradients; it never calls the parameters' own hooks."""
         if not self._node_handles:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
@@ -189,19 +170,16 @@ class OneThreadAtATime:
         self.early_moves = reducer.early_moves
 
     def bucket_is_full(self, bucket: int) -> None:
-        """Take note that the last gradient of a bucket has arrived."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.bucket_is_full(bucket)
 
     def take_gradient(self, index: int) -> None:
-        """Take a gradient that is to be reported."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.take_gradient(index)
 
     def anchor_reached(self) -> None:
-        """Take note that a backward has begun in which no parameter takes part."""
         if (reducer := self._reducer()) is not None:
             with self.lock:
                 reducer.anchor_reached()
@@ -209,10 +187,48 @@ class OneThreadAtATime:
 
 def is_averaged(parameter: Tensor) -> bool:
     """Whether a reducer of this process listens to the parameter."""
-    return not _OF_REDUCERS.isdisjoint(post_accumulate_hooks(parameter))
+    return any(map(_is_reducers, post_accumulate_hooks(parameter).values()))
+
+
+def _is_reducers(hook: Any) -> bool:
+    """Whether it is the hook of a reducer that lives, not one of the user's."""
+    return hasattr(hook, "reducers_listener") and hook.reducers_listener() is not None
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:
     """Whether the hook with key `own` is there, and a user's comes behind it."""
     behind = takewhile(own.__ne__, reversed(table))
-    return own in table and not _OF_REDUCERS.issuperset(behind)
+    return own in table and not all(_is_reducers(table[key]) for key in behind)
+
+
+class GraphSearch:
+    """Asks about the nodes that accumulate into the parameters; it keeps them alive, so that they stay the same."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Remember the accumulation node of each parameter."""
+        with torch.enable_grad():
+            self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._known = set(self.nodes)
+
+    def uses_any(self, outputs: Iterable[Tensor]) -> bool:
+        """Whether any parameter is reachable from `outputs`; a few steps if one is, the whole graph if none."""
+        tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        leaves = [tensor for tensor in tensors if tensor.grad_fn is None]  # which have no node within a transform
+        if any(getattr(node, "variable", None) is leaf for leaf in leaves for node in self.nodes):
+            return True
+        stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        seen = set[Node](stack)
+        while stack:
+            node = stack.pop()
+            if node in self._known:
+                return True
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    stack.append(following)
+        return False
+
+    def coming(self) -> list[bool]:
+        """Return for each parameter whether the backward that runs now is certain to bring it a gradient."""
+        with shown_to_profilers("torch.distributed.ddp.reducer::search_unused_parameters"):
+            return brought_by_backward(self.nodes)

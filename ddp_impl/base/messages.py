@@ -6,9 +6,27 @@ Users and libraries search for some phrases of torch's messages; ours contain th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 _MAX_NAMES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
+
+    `unfinished`: it cannot go on to another step, because gradients of this one had come.
+    """
+
+    rank: int
+    step: int
+    reason: str
+    waited: bool = False
+    unfinished: bool = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.reason}"
 
 
 def enumerate_names(names: Sequence[str], limit: int | None = _MAX_NAMES) -> str:
@@ -230,15 +248,13 @@ def waited(error: BaseException, what: str, phase: str, step: int) -> str:
     return f"waited in vain for {what} in {phase} of step {step}: {type(error).__name__}: {error}"
 
 
-def waited_in_vain(
-    rank: int, what: str, phase: str, step: int, reasons: Sequence[tuple[int, str]] | None, *, only_waited: bool
-) -> str:
-    """Return what is added to the error of a wait that failed; `reasons` of other ranks, None if nobody could ask."""
+def waited_in_vain(rank: int, what: str, phase: str, step: int, reports: Sequence[FailureReport] | None) -> str:
+    """Return what is added to the error of a wait that failed; `reports` of other ranks, None if nobody could ask."""
     begin = f"[rank {rank}] waited in vain for {what} in {phase} of step {step}."
-    told = [f"rank {other} {reason}" for other, reason in reasons or ()]
-    if told and not only_waited:
+    told = list(map(str, reports or ()))
+    if not all(report.waited for report in reports or ()):
         return "\n".join([begin, *told])
-    nobody = "No other rank has said why" if reasons is not None else "The group's store does not answer"
+    nobody = "No other rank has said why" if reports is not None else "The group's store does not answer"
     advice = (
         f"{nobody}. A rank that was killed or crashed says nothing: look at the exit codes and the last output of the "
         "other ranks. If all of them live, they are not in the same step: they had different numbers of batches "
@@ -293,30 +309,6 @@ def lost_by_another(why: str) -> str:
     """Return the message for a wrapper that shares its group with one of which `why` tells."""
     return (
         f"Another DistributedDataParallel of this process group cannot go on, and ranks may be out of step in it: {why}"
-    )
-
-
-#: What a rank says that its buckets are compared with those of other ranks for.
-PLACES = "the places of buckets among the group's collectives"
-
-
-def left_at(places: Sequence[int]) -> str:
-    """Return what a rank tells of where its buckets left."""
-    num_sent, *numbers = map(str, places)
-    return (
-        f"sent its buckets {enumerate_names(numbers)} collectives of the group after the bucket before (1: directly), "
-        f"the first one behind {num_sent} buckets of other wrappers since its last backward"
-    )
-
-
-def met_others(rank: int, places: Sequence[int], names: Sequence[str]) -> str:
-    """Return the message for buckets that have met other collectives; the words of other ranks follow."""
-    return (
-        f"[rank {rank}] the ranks' collectives came in different orders: buckets of {enumerate_names(names)} have met "
-        f"other collectives of the group on other ranks, and nothing was averaged. This rank {left_at(places)}, others "
-        "did not. Run the wrappers of a group, and layers whose hooks communicate, in one order on every rank. Or give "
-        "such hooks, and each wrapper (process_group=), a group of their own (torch.distributed.new_group). Wrap the "
-        "module anew before you go on."
     )
 
 

@@ -26,7 +26,7 @@ class BucketCaps:
     `per_bucket_bytes`, when given, is the cap of bucket 0, 1, ... in launch order; its last entry serves all further
     buckets. Otherwise the first bucket closes at `first_bytes` (small, so that communication starts early) and every
     other at `cap_bytes`. A bucket closes once it has reached its cap: one parameter larger than the cap fits alone.
-    `measured`: these are where to start from, and better ones may be chosen after some iterations (`auto_buckets`).
+    `measured`: these are where to start from, and better ones may be chosen after some iterations (`plan.choose_caps`).
     """
 
     first_bytes: int

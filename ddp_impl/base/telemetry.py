@@ -1,11 +1,23 @@
-"""What the logging data report of iterations: how long their parts took, and the last error."""
+"""What this package reports of a training: its log, and for the logging data how long parts of iterations took.
+
+The log is beneath torch's logger of its own DDP, so that torch's switches hold for both: `TORCH_LOGS=+ddp` and
+`TORCH_LOGS=+distributed` print it, `TORCH_LOGS=ddp_graphs` and `TORCH_LOGS=+dynamo` how graphs are cut. With
+`TORCH_DISTRIBUTED_DEBUG=INFO` or `DETAIL`, or `TORCH_CPP_LOG_LEVEL=INFO`, which torch's C++ reads, milestones go to
+stderr.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from ddp_impl.torch_internals.compile import getArtifactLogger
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 
 AnyError = TypeVar("AnyError", bound=Exception)
 
@@ -22,6 +34,19 @@ _ENVIRONMENT = (
 #: Reads a clock that nobody sets, in ns: durations are of it. A C function, which is read several times in a step.
 now_ns = time.perf_counter_ns
 NEVER: Final = 0
+
+
+class Observer:
+    """Listens to the backwards of one reducer, and decides nothing."""
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Take note that a backward begins, `is_first` of its iteration."""
+
+    def gradient_arrived(self, index: int) -> None:
+        """Take note that a gradient has arrived, in an iteration that the reducer learns from."""
+
+    def backward_ended(self, unused: Collection[int], prefix: str) -> None:
+        """Take note that averages are due; parameters in `unused` have no gradient, `prefix` begins messages."""
 
 
 @dataclass(slots=True)
@@ -55,10 +80,7 @@ class IterationTimes:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Times of the present and of the last sampled iteration, and averages over the sampled ones.
-
-    The first ten iterations are sampled, then every `sample_rate`-th; iterations are counted from 0.
-    """
+    """Times of the first ten iterations and of every `sample_rate`-th after them, and their averages."""
 
     sample_rate: int = 100
     num_iterations: int = 0
@@ -71,10 +93,6 @@ class Telemetry:
     current: IterationTimes = field(default_factory=IterationTimes)
     last: IterationTimes = field(default_factory=IterationTimes)
     totals_ns: dict[str, int] = field(default_factory=dict)
-
-    def begin(self) -> None:
-        """Note that a synchronised forward begins."""
-        self.current.forward_start = now_ns()
 
     def end(self) -> bool:
         """Note that all averages are handed out; return whether the iteration is one of those that are sampled."""
@@ -125,3 +143,32 @@ class Telemetry:
 def environment() -> dict[str, str]:
     """Return the environment variables that matter to distributed training, `N/A` for those not set."""
     return {name: os.environ.get(name, "N/A") for name in _ENVIRONMENT}
+
+
+_NAME = "torch.nn.parallel.distributed.ddp_impl"
+
+log = logging.getLogger(_NAME)
+graph_log = getArtifactLogger(_NAME, "ddp_graphs")
+#: Beneath Dynamo's logger: torch tells there how its own class cuts graphs.
+dynamo_log = logging.getLogger("torch._dynamo.ddp_impl")
+
+
+def milestone(message: str) -> None:
+    """Log what happens once or twice in a training, such as the planning of buckets."""
+    if log.isEnabledFor(logging.INFO):
+        log.info(message, stacklevel=2)
+    elif get_debug_level() != DebugLevel.OFF or os.environ.get("TORCH_CPP_LOG_LEVEL") == "INFO":
+        print(message, file=sys.stderr, flush=True)
+
+
+def log_cuts(summary: str, table: str) -> None:
+    """Log how a graph is cut: the summary for users, the table of buckets for those who ask for details."""
+    shown_by = log if log.isEnabledFor(logging.INFO) else dynamo_log
+    shown_by.info(summary)
+    shown_by.debug("buckets of the graph:\n%s", table)
+    graph_log.debug("buckets of the graph\n%s", table)
+
+
+def is_verbose() -> bool:
+    """Whether `milestone` should hold every name."""
+    return log.isEnabledFor(logging.DEBUG) or get_debug_level() == DebugLevel.DETAIL

@@ -5,7 +5,7 @@ entry becomes zero, and only then does its bucket count down. So a gradient that
 time, as absent say: there is nothing left of it to count.
 
 The hook of a parameter runs once per gradient and is the reducer's hot path. It settles by itself where an entry is 1
-(`autograd_hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
+(`hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
 reported: until the first one of a backward has come, and throughout an iteration that it learns from.
 """
 
@@ -23,8 +23,8 @@ class Arrivals:
     is not zero. These lists keep their identity: hooks hold on to them.
     `order`: parameters in the order in which their first gradients came, in the iteration that was learnt from last;
     `ready_ns`: how long after the beginning of the backward. `learnt[i]`: how many gradients parameter i brings in
-    every iteration of a static graph; None until its first iteration has ended. `learns_order`: buckets cannot be
-    planned yet; `learns`: this iteration is learnt from, and every gradient is reported.
+    every iteration of a static graph; None until its first iteration has ended. `num_to_learn_from`: how many
+    iterations are left until buckets can be planned; `learns`: this one is learnt from, and reports every gradient.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -36,7 +36,7 @@ class Arrivals:
         self.ready_ns: Final[list[int]] = []
         self.learnt: tuple[int, ...] | None = None
         self.num_to_learn_from = 0
-        self.learns_order = self.learns = False
+        self.learns = False
         self._times_come: Final = [0] * num_parameters  # in an iteration that is learnt from
         self._num_come = 0
         self._may_repeat = False
@@ -52,7 +52,7 @@ class Arrivals:
         self.ready_ns.clear()
         self.learnt = None
         self.num_to_learn_from = num_to_learn_from
-        self.learns_order = self.learns = num_to_learn_from > 0
+        self.learns = num_to_learn_from > 0
 
     def regroup(self, bucket_of: Sequence[int], num_buckets: int) -> None:
         """Count by these buckets from now on."""
@@ -73,10 +73,7 @@ class Arrivals:
             self._num_come = 0
 
     def take(self, index: int, ready_ns: int = 0) -> bool:
-        """Count a reported gradient; return whether its bucket is full now.
-
-        `ready_ns` is the time since the beginning of the backward.
-        """
+        """Count a gradient reported `ready_ns` after the backward began; return whether its bucket is full now."""
         due = self.due
         if self.learns:
             self._remember(index, ready_ns)
@@ -130,8 +127,7 @@ class Arrivals:
         self.pending[:] = [0] * len(self.pending)
         if self.num_to_learn_from:
             self.num_to_learn_from -= 1
-            self.learns_order = self.num_to_learn_from > 0
-            self.learns = self.learns_order and self.learnt is None
+            self.learns = self.num_to_learn_from > 0 and self.learnt is None
 
     def disarm(self) -> None:
         """Expect nothing: gradients that come are local."""
@@ -154,15 +150,6 @@ class Arrivals:
     def never_used(self) -> list[int]:
         """The parameters of which a static graph has learnt that they get no gradient."""
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]
-
-    def check_invariants(self) -> None:
-        """Assert what holds between calls."""
-        awaited = [0] * len(self.pending)
-        for index, left in enumerate(self.due):
-            awaited[self.bucket_of[index]] += left != 0
-        assert awaited == self.pending, f"buckets await {self.pending} gradients, but {awaited} are due"
-        assert not (any(left > 0 for left in self.due) and any(left < 0 for left in self.due)), "some are reported"
-        assert len(self.order) == len(set(self.order)) == len(self.ready_ns), "the order names a parameter twice"
 
     # -----------------------------------------------------------------------------------------------------------------
 

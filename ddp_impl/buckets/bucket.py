@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.base.inner_tensors import is_distributed, local_tensor
 from ddp_impl.base.options import LARGE_NUMEL, ReducerOptions
-from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.buckets.plan import BucketPlan, ParameterSpec
 
 
@@ -82,28 +82,6 @@ class Bucket:
     `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
     storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
-
-    __slots__ = (
-        "_layouts",
-        "_length",
-        "_where",
-        "detached_from_view",
-        "distributed",
-        "flat",
-        "gradients",
-        "has_large",
-        "holds_gradients",
-        "index",
-        "indices",
-        "large_numel",
-        "members",
-        "parameters",
-        "reduces_in_place",
-        "sparse",
-        "strides",
-        "views",
-        "warned_about_graph",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -204,13 +182,9 @@ class GradBucket:
     Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged: they use these methods only.
     """
 
-    __slots__ = ("_bucket", "_buffer", "_is_last")
-
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
         """Wrap `bucket`, whose gradients are now in `buffer`."""
-        self._bucket = bucket
-        self._buffer = buffer
-        self._is_last = is_last
+        self._bucket, self._buffer, self._is_last = bucket, buffer, is_last
 
     def index(self) -> int:
         """Return the bucket's place in launch order; 0 is launched first."""

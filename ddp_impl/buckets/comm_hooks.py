@@ -21,7 +21,7 @@ from ddp_impl.torch_internals.distributed import BuiltinCommHookType
 from ddp_impl.torch_internals.distributed import GradBucket as TorchGradBucket
 from ddp_impl.torch_internals.tensors import keeping_versions
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 #: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
 _WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
@@ -39,10 +39,6 @@ class BoundHook:
 
     call: Callable[[GradBucket], Any]
     group: Callable[[], dist.ProcessGroup | None] = lambda: None
-
-    def __call__(self, bucket: GradBucket) -> Any:
-        """Start the reduction of `bucket`."""
-        return self.call(bucket)
 
 
 class BufferHookLocation(Enum):
@@ -147,7 +143,7 @@ def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook
 
 def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
     """Let `hook` reduce `bucket`; raises `RuntimeError`, beginning with `here`, if it returns no future."""
-    future = hook(bucket)
+    future = hook.call(bucket)
     if not hasattr(future, "wait"):
         raise RuntimeError(
             f"{here} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "

@@ -1,21 +1,33 @@
-"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds."""
+"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds.
+
+Gradients live in the parameters' `.grad`, in local shards of it, or in a context of `torch.distributed.autograd`: a
+`GradientHome` each.
+
+Where they live in buckets, large ones move the moment they arrive (`EarlyMoves`). One that stays where autograd has put
+it until its bucket is full has left the cache by then, and takes memory beside the bucket for so long. Autograd
+computes the next one in the memory that the moved one has left. Small gradients of such a bucket move as well: one that
+stays behind takes a piece of that memory, and the next large one does not fit. What has moved is still this rank's own
+gradient, whoever looks at it, changes it or puts another one in its place: it is divided with its bucket, when that is
+launched.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 import torch
 from torch import Tensor
 
 from ddp_impl.base.errors import ReductionError
+from ddp_impl.base.inner_tensors import is_distributed, local_gradient, local_tensor, set_local_gradient
 from ddp_impl.base.messages import enumerate_names
-from ddp_impl.base.tensor_parallel import is_distributed, local_tensor
+from ddp_impl.base.telemetry import Observer
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.torch_internals.autograd import profiler_runs, shown_to_profilers
 from ddp_impl.torch_internals.tensors import (
     foreach_copy_,
@@ -33,6 +45,40 @@ COPY_IN = "torch::distributed::reducer::copy_"
 _COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientHome:
+    """How to `get` a parameter's gradient, to `put` another; and whether it may move into a bucket (`movable`)."""
+
+    get: Callable[[Tensor], Tensor | None]
+    put: Callable[[Tensor, Tensor], None]
+    movable: bool
+
+
+def _set_grad(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient
+
+
+GRAD_ATTRIBUTE = GradientHome(attrgetter("grad"), _set_grad, movable=True)
+LOCAL_SHARD = GradientHome(local_gradient, set_local_gradient, movable=False)
+
+
+def autograd_context(context_id: int) -> GradientHome:
+    """Return the home of gradients in one `torch.distributed.autograd` context, which leaves `.grad` alone.
+
+    Its tensors can be changed in place, but none can be added: a parameter that this rank did not use has no entry
+    afterwards, although other ranks may have used it.
+    """
+    from torch.distributed import autograd
+
+    gradients: dict[Tensor, Tensor] = autograd.get_gradients(context_id)  # type: ignore[attr-defined]
+
+    def put(parameter: Tensor, gradient: Tensor) -> None:
+        if parameter in gradients:
+            gradients[parameter].copy_(gradient)
+
+    return GradientHome(lambda parameter: gradients.get(parameter), put, movable=False)
 
 
 def frozen_in(bucket: Bucket) -> set[int]:
@@ -54,11 +100,10 @@ def collect(
 ) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
-    `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
-    gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
-    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
-    of errors, `event` is what profilers call the copies. Raises `ReductionError` for a gradient that is sparse or of
-    another dtype.
+    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
+    of such a parameter is kept out: perhaps no rank used it, and then it must survive. Gradients of those in `left_out`
+    count as missing. `here` begins the message of errors, `event` is what profilers call the copies. Raises
+    `ReductionError` for a gradient that is sparse or of another dtype.
     """
     bucket.detached_from_view.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
@@ -108,10 +153,7 @@ def collect(
 
 
 def _all_fit(bucket: Bucket, gradients: list[Tensor]) -> bool:
-    """Whether all of these, none of which is a view of the bucket yet, can be replaced by its views; a few passes in C.
-
-    Of a parameter that was converted since it was wrapped, and of one with gaps, `fits` knows more.
-    """
+    """Whether the bucket's views can replace all of these as they are; a few passes in C. `fits` knows more."""
     return (
         not any(map(is_, gradients, bucket.views))
         and list(map(Tensor.stride, bucket.parameters)) == bucket.strides
@@ -267,24 +309,19 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_n
 
     Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
     """
-    small = list(zip(targets, sources, strict=True))
-    if divisor != 1:
-        for target, source in small:
-            if _is_divided_on_the_way(target, source, large_numel):
-                torch.div(source, divisor, out=target)
-        small = [
-            (target, source) for target, source in small if not _is_divided_on_the_way(target, source, large_numel)
-        ]
-    if small:
-        small_targets = [target for target, _ in small]
-        foreach_copy_(small_targets, [source for _, source in small])
+    small_targets, small_sources = [], []
+    for target, source in zip(targets, sources, strict=True):
+        # One of another shape, whose parameter was given other data, would give the target that shape.
+        alike = source.dtype is target.dtype and source.shape == target.shape
+        if divisor != 1 and alike and source.numel() >= large_numel:
+            torch.div(source, divisor, out=target)
+        else:
+            small_targets.append(target)
+            small_sources.append(source)
+    if small_targets:
+        foreach_copy_(small_targets, small_sources)
         if divisor != 1:
             foreach_div_(small_targets, divisor)
-
-
-def _is_divided_on_the_way(target: Tensor, source: Tensor, large_numel: int) -> bool:
-    # Of another shape, when the parameter was given other data, it would give the target that shape.
-    return source.numel() >= large_numel and source.dtype is target.dtype and source.shape == target.shape
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:
@@ -339,3 +376,49 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
         "the averages cannot be differentiated again.",
         stacklevel=2,
     )
+
+
+class EarlyMoves(Observer):
+    """Moves the gradients of some buckets when they arrive.
+
+    `takes[index]`: `came(index)` is to be called when the last gradient of a parameter has arrived in a backward; hooks
+    hold on to the list. `movable`: gradients arrive in `.grad`, not in a context of torch.distributed.autograd.
+    """
+
+    def __init__(self, num_parameters: int) -> None:
+        """Move nothing; `regroup` must follow."""
+        self.takes: Final = [False] * num_parameters
+        self.movable = True
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self.buckets: list[Bucket] = []
+
+    def regroup(self, buckets: Sequence[Bucket]) -> None:
+        """Move into these buckets from now on: on a CPU, into those with a large gradient."""
+        self.buckets = [
+            bucket
+            for bucket in buckets
+            if bucket.holds_gradients and bucket.has_large and bucket.flat.device.type == "cpu"
+        ]
+        self._places = {
+            member.index: (bucket, place) for bucket in self.buckets for place, member in enumerate(bucket.members)
+        }
+        self.takes[:] = [index in self._places for index in range(len(self.takes))]
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Make views anew that lie elsewhere by now."""
+        for bucket in self.buckets:
+            bucket.restore_views()
+
+    def came(self, index: int) -> None:
+        """Move the gradient of a parameter into its bucket, unless that is not so simple: `collect` finds it then."""
+        bucket, place = self._places[index]
+        parameter = bucket.parameters[place]
+        if not self.movable or num_post_accumulate_hooks(parameter) > 1:  # the user's, who may keep what it has seen
+            return
+        bucket.claim()
+        gradient, view = parameter.grad, bucket.views[place]
+        if gradient is None or gradient is view or not is_plain(gradient, view.dtype) or not fits(view, parameter):
+            return
+        with shown_to_profilers(COPY_IN):
+            view.copy_(gradient)
+        parameter.grad = view

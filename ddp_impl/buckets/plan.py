@@ -5,11 +5,16 @@ is therefore made from one order of readiness that all ranks agree on, and a buc
 it that becomes ready last. While that order is unknown (before the first backward), bucketing would guess: a guess that
 is wrong on one rank only, with other collectives in its backward, pairs an all-reduce with somebody else's collective
 (pytorch/pytorch#72843). So the unknown order gets one bucket per kind of gradient, launched after everything is ready.
+
+With `bucket_cap_mb="auto"` caps are chosen from what was measured: when gradients become ready, and how long an
+all-reduce takes. One rank's measurements go in; the reducer takes rank 0's choice for all ranks.
+`docs/decisions/auto_bucketing.md` says how good the choice is, and what compilers do instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_impl.base.options import BucketCaps
@@ -34,10 +39,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """Parameter indices of each bucket, in launch order; `capped` is False for the plan of an unknown order."""
+    """Parameter indices of each bucket, in launch order."""
 
     buckets: tuple[tuple[int, ...], ...]
-    capped: bool
 
     def bucket_of(self, num_parameters: int) -> list[int]:
         """Return for each parameter the index of its bucket."""
@@ -55,7 +59,7 @@ def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
     of a gradient (PowerSGD draws random numbers in that order) give the same result.
     """
     plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
-    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets), capped=False)
+    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets))
 
 
 def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
@@ -87,7 +91,7 @@ def _plan(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps
     released = next((when for when, bucket in launched if release in bucket), len(order))
     launched += [(max(ready(bucket), released) + 0.5, bucket) for bucket in _fill(specs, delayed, None)]
     launched.sort()
-    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched), capped=caps is not None)
+    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched))
 
 
 def _fill(
@@ -112,3 +116,73 @@ def _fill(
             filled_bytes[spec.kind] = 0
             num_closed_of_kind[spec.kind] = num_closed + 1
     return closed + list(open_buckets.values())
+
+
+#: Iterations that the reducer observes before it chooses caps; the last one counts, the others warm the machine up.
+NUM_PROFILED = 3
+#: Sizes of the all-reduces that the reducer times, in bytes.
+PROBE_BYTES = (4 * 1024, 64 * 1024, 512 * 1024, 2 * 1024 * 1024)
+#: The default stays unless the prediction for another choice is shorter by this share, communication included.
+MIN_GAIN = 0.1
+_MAX_BUCKETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceCost:
+    """An all-reduce of n bytes takes `latency_s + n * s_per_byte`, of which the caller itself spends `launch_s`."""
+
+    latency_s: float
+    s_per_byte: float
+    launch_s: float = 0.0
+
+    def seconds(self, num_bytes: int) -> float:
+        """Return how long an all-reduce of `num_bytes` takes."""
+        return self.latency_s + num_bytes * self.s_per_byte
+
+    @staticmethod
+    def fit(samples: Sequence[tuple[int, float, float]]) -> AllReduceCost:
+        """Fit the model, never below 0, to (bytes, seconds, seconds until the call returned) by least squares."""
+        sizes = [float(size) for size, _, _ in samples]
+        times = [seconds for _, seconds, _ in samples]
+        slope, _ = statistics.linear_regression(sizes, times)
+        slope = max(0.0, slope)
+        latency = max(0.0, statistics.fmean(times) - slope * statistics.fmean(sizes))
+        return AllReduceCost(latency, slope, statistics.median(launch for _, _, launch in samples))
+
+
+def choose_caps(
+    specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost, default: BucketCaps
+) -> BucketCaps:
+    """Return the caps with the shortest predicted backward; `default` unless that is shorter by `MIN_GAIN`.
+
+    `ready_s` tells, in the order of arrival, when the gradient of each parameter (index) was ready, in seconds; those
+    that it lacks came last.
+    """
+    candidates = [default, *_candidates(sum(spec.num_bytes for spec in specs), default)]
+    predicted_s = [predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost) for caps in candidates]
+    shortest_s = min(predicted_s)
+    return default if shortest_s > (1 - MIN_GAIN) * predicted_s[0] else candidates[predicted_s.index(shortest_s)]
+
+
+def predict(
+    plan: BucketPlan, specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost
+) -> float:
+    """Return when the last bucket of `plan` is reduced, in seconds.
+
+    Buckets are reduced one at a time, in order, each as soon as its gradients are ready. A launch takes its time from
+    the backward: what comes after it becomes ready later.
+    """
+    end_s = 0.0
+    compute_end_s = max(ready_s.values(), default=0.0)
+    for place, bucket in enumerate(plan.buckets):
+        launched_s = max(ready_s.get(index, compute_end_s) for index in bucket) + (place + 1) * cost.launch_s
+        end_s = max(launched_s, end_s) + cost.seconds(sum(specs[index].num_bytes for index in bucket))
+    return end_s
+
+
+def _candidates(total_bytes: int, default: BucketCaps) -> Iterator[BucketCaps]:
+    """Yield even caps for 2, 3, ... buckets, coarse ones first, and those with a first bucket of half the size."""
+    for num_buckets in range(2, _MAX_BUCKETS + 1):
+        cap_bytes = min(-(-total_bytes // num_buckets), default.cap_bytes)
+        yield BucketCaps(cap_bytes, cap_bytes)
+        yield BucketCaps(max(1, cap_bytes // 2), cap_bytes)

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_impl.base import messages
-from ddp_impl.base.logs import log
+from ddp_impl.base.inner_tensors import is_distributed
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.base.tensor_parallel import is_distributed
+from ddp_impl.base.telemetry import log
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind
 from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters

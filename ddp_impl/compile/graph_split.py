@@ -25,8 +25,8 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.split_module import split_module
 
-from ddp_impl.base.logs import graph_log, log_cuts
 from ddp_impl.base.options import BucketCaps
+from ddp_impl.base.telemetry import graph_log, log_cuts
 from ddp_impl.buckets.plan import plan_for_order
 from ddp_impl.compile.graph_parameters import (
     AveragedParameters,

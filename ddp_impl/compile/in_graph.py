@@ -37,7 +37,7 @@ from ddp_impl.torch_internals.compile import (
     set_source,
     without_autograd_cache,
 )
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 
 class InGraphReducer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddp_impl.torch_internals.modules import parameter_table, refresh_recurrent, saves_state, set_parameter_table
+from ddp_impl.torch_internals.tensors import parameter_table, refresh_recurrent, saves_state, set_parameter_table
 
 Replace = Callable[[Tensor], Tensor]
 
@@ -91,10 +91,7 @@ class ParameterSwap:
 
 
 class _ReadThrough(dict[str, Any]):
-    """A module's table of parameters, which shows others in place of its `own` parameters.
-
-    `state_dict()`, which may be called at any time, reads the parameters themselves.
-    """
+    """A module's table of parameters that shows others in place of its `own`, but not to `state_dict()`."""
 
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)

@@ -1,4 +1,4 @@
-"""Finds out when a wrapped module trains parameters that DDP does not average, or averages some that it lacks.
+"""Which parameters of a wrapped module DDP averages, and whether they are still those of the module.
 
 A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
 for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603). What another
@@ -12,15 +12,84 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import reduce
 from itertools import chain
 from operator import attrgetter, is_
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 
+from ddp_impl.base.inner_tensors import local_tensor, refuse_composite
 from ddp_impl.base.messages import enumerate_names
-from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.torch_internals.modules import buffer_table, child_table, ignored_names, parameter_table
-from ddp_impl.torch_internals.tensors import tensor_in_cpp
+from ddp_impl.buckets.bucket import Layout, ManagedParameter
+from ddp_impl.torch_internals.tensors import buffer_table, child_table, ignored_names, parameter_table, tensor_in_cpp
+
+
+def managed_parameters(
+    module: nn.Module, ignored: Collection[str], averaged: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> list[ManagedParameter]:
+    """Return the parameters that require a gradient and are not `ignored`, each once, in order of registration.
+
+    Those with names in `averaged` count although they are frozen now, and keep the strides that it has for their
+    gradients: a copy averages what the original did, as other ranks' copies do.
+    Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
+    (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters, for those that are made of others,
+    and when there is nothing to average.
+    """
+    members: list[ManagedParameter] = []
+    seen: set[nn.Parameter] = set()
+    for module_name, owner in module.named_modules():
+        sparse = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
+        for own_name, parameter in owner.named_parameters(recurse=False):
+            name = f"{module_name}.{own_name}" if module_name else own_name
+            if name in ignored or parameter in seen:
+                continue
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise RuntimeError(
+                    f"parameter '{name}' is uninitialized: modules with uninitialized parameters can't be used with "
+                    "`DistributedDataParallel`; run one forward of the bare module (a dummy input will do) first"
+                )
+            if parameter.requires_grad or name in averaged:
+                refuse_composite(name, parameter)
+                seen.add(parameter)
+                layout = Layout.of(local_tensor(parameter), averaged.get(name))
+                members.append(ManagedParameter(len(members), name, parameter, sparse, layout))
+    if not members:
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient; "
+            "use the module itself"
+        )
+    return members
+
+
+def device_type(module: nn.Module, ignored: Collection[str]) -> str:
+    """Return the one type of device that all parameters are on; raises `ValueError` for several, and for meta."""
+    type_of = {name: parameter.device.type for name, parameter in module.named_parameters() if name not in ignored}
+    types = set(type_of.values())
+    if types == {"meta"}:
+        raise ValueError(
+            f"parameter '{next(iter(type_of))}' is on the meta device, as all are, and has no values that ranks could "
+            "be given: move the module to its device (to_empty(device=...)) and initialise it before wrapping it"
+        )
+    if len(types) != 1:
+        raise ValueError(
+            "DistributedDataParallel's input module must be on the same type of devices; its parameters are on "
+            f"{', '.join(sorted(types))}"
+        )
+    return types.pop()
+
+
+def refuse_expanded(module: nn.Module, ignored: Collection[str]) -> None:
+    """Raise `RuntimeError` for tensors with elements that share memory: no rank could be given the first one's."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        layout = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
+        if name not in ignored and any(stride == 0 and extent > 1 for stride, extent in layout):
+            raise RuntimeError(
+                f"'{name}' of shape {list(tensor.shape)} was made by expand(): several of its elements are one place "
+                "in memory, and DDP cannot write the values of rank 0 there. Make it contiguous() before wrapping the "
+                "module"
+            )
+
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -55,19 +124,19 @@ class ParameterWatch:
         self.in_cpp = list(map(tensor_in_cpp, self.parameters))
         self._ignored = ignored
         self._warned = False
-        self._may_lose = False
+        self._allow_removed = False
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
         self.remember()
 
-    def check(self, *, may_lose: bool = False) -> bool:
+    def check(self, *, allow_removed: bool = False) -> bool:
         """Return whether the module consists of other parts than before, buffers included.
 
         Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
 
-        With `may_lose`, a parameter that was removed, and has no other in its place, is one that no forward uses.
+        With `allow_removed`, a parameter that was removed, and has no other in its place, is one that no forward uses.
         Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
-        self._may_lose, self._is_hidden = may_lose, False
+        self._allow_removed, self._is_hidden = allow_removed, False
         if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
@@ -85,7 +154,7 @@ class ParameterWatch:
         gone = [member.name for member in self._members if member.parameter not in held]
         stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
-        if self._may_lose:
+        if self._allow_removed:
             gone = [name for name in gone if self.is_replaced(name, present)]
         if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
@@ -110,7 +179,7 @@ class ParameterWatch:
         The backward is still to come; and a copy would take what the module has now for its own.
         """
         if self._is_hidden:
-            self.check(may_lose=self._may_lose)
+            self.check(allow_removed=self._allow_removed)
 
     def is_stranger(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter would train on local gradients: no wrapper averages it, and nobody ignores it."""

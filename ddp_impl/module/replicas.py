@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl.base.errors import ReplicaMismatchError
-from ddp_impl.base.inner_tensors import described
+from ddp_impl.base.inner_tensors import describe_placement, described, local_tensor
 from ddp_impl.base.options import ReducerOptions
-from ddp_impl.base.tensor_parallel import describe_placement, local_tensor
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in
+from ddp_impl.wire.collectives import rank_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,7 @@ class ReplicatedParameter:
         )
 
     def differences(self, other: ReplicatedParameter) -> list[str]:
-        """Return the names of the fields in which `other` differs.
-
-        Names of parameters do not count: replicas whose modules only name things differently are averaged correctly.
-        """
+        """Return the names of the fields in which `other` differs; what parameters are called does not count."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "name"]
         return [field for field in fields if getattr(self, field) != getattr(other, field)]
 
@@ -79,35 +75,16 @@ class Replica:
         return Replica(parameters, data["copied"], tuple(data["ignored"]), data["options"])
 
     @property
-    def digest(self) -> Digest:
-        """What other ranks compare first: it has one length, whatever the replica."""
+    def digest(self) -> list[bytes]:
+        """What other ranks compare first: as many hashes whatever the replica.
+
+        The first is equal for equal replicas, whatever their parameters are called. Two follow for each kind of names:
+        of the names, and of their order.
+        """
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
         layouts = [list(layouts.values()) for layouts in self.copied.values()]
-        return Digest(
-            content=_hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts]),
-            orders=tuple((_hash(sorted(layouts)), _hash(list(layouts))) for layouts in self.copied.values()),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """A replica in few bytes: `content` is equal for equal replicas, whatever their parameters are called.
-
-    `orders` has for each kind of names a hash of the names, and one of their order.
-    """
-
-    content: bytes
-    orders: tuple[tuple[bytes, bytes], ...]
-
-    def encoded(self) -> bytes:
-        """Return the bytes that `decoded` reads."""
-        return self.content + b"".join(names + order for names, order in self.orders)
-
-    @staticmethod
-    def decoded(data: bytes) -> Digest:
-        """Return the digest that `data`, made by `encoded`, holds."""
-        content, *hashes = (data[begin : begin + _HASH_BYTES] for begin in range(0, len(data), _HASH_BYTES))
-        return Digest(content, tuple(zip(hashes[::2], hashes[1::2], strict=True)))
+        content = _hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts])
+        return [content, *(_hash(order) for names in self.copied.values() for order in (sorted(names), list(names)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +148,11 @@ def verify_replicas(
     (pytorch/pytorch#73547).
     """
     besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
-    told = collectives.gather_bytes(mine.digest.encoded() + besides, group, device, meanwhile)
-    digests = [Digest.decoded(data[: -len(besides)]) for data in told]
+    told = collectives.gather_bytes(b"".join(mine.digest) + besides, group, device, meanwhile)
+    places = range(0, len(told[0]) - len(besides), _HASH_BYTES)
+    digests = [[data[place : place + _HASH_BYTES] for place in places] for data in told]
     reordered = first_reordered(digests)
-    others = [rank for rank, digest in enumerate(digests) if digest.content != digests[0].content]
+    others = [rank for rank, digest in enumerate(digests) if digest[0] != digests[0][0]]
     if not reordered and not others:
         return Agreed(any(data[-1] for data in told), run=told[0][-len(besides) : -1].hex())
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
@@ -185,17 +163,17 @@ def verify_replicas(
     raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
 
 
-def first_reordered(digests: Sequence[Digest]) -> tuple[int, int] | None:
+def first_reordered(digests: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
     """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
 
     Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.
     Modules of other names may stand for each other.
     """
-    for of_ranks in zip(*(digest.orders for digest in digests), strict=True):
+    for place in range(1, len(digests[0]), 2):
         first: dict[bytes, int] = {}
-        for rank, (names, order) in enumerate(of_ranks):
-            earlier = first.setdefault(names, rank)
-            if order != of_ranks[earlier][1]:
+        for rank, digest in enumerate(digests):
+            earlier = first.setdefault(digest[place], rank)
+            if digest[place + 1] != digests[earlier][place + 1]:
                 return earlier, rank
     return None
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.torch_internals.modules import BatchNorm, buffer_table, parameter_table
+from ddp_impl.torch_internals.tensors import BatchNorm, buffer_table, parameter_table
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):

@@ -8,14 +8,11 @@ have sent all that they are certain to send. Where no wrapper expects ranks to d
 waits for another: then gradients arrive in one order on all ranks.
 
 A gradient of a parameter that a waiting wrapper shares with another, an output of which the backward has reached, is
-the other's: the wrapper waits on, unless the backward reaches an output of its own. What a rank's backward reaches
-besides is no business of the other ranks, which may run none.
+the other's: the wrapper waits on, unless the backward reaches an output of its own.
 
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
-one averages is what the backward brought, not what another has already averaged.
-
-Compiled autograd reports no end at which an error could be raised: it drops the callback. There each wrapper hands out
-by itself, when its last gradient has arrived.
+one averages is what the backward brought. Under compiled autograd, which drops the callback at the end of a backward,
+each hands out by itself when its last gradient has arrived.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _constructions = itertools.count()
 
 
 class Participant(Protocol):
-    """A wrapper's reducer.
+    """A wrapper's reducer; `Reducer` says of each method what it does.
 
     `construction`: its place in the order in which this process built wrappers; a copy stands behind what it is a copy
     of, because ranks may copy several wrappers in different orders. `group` and `device`: over what and with what it
@@ -53,55 +50,25 @@ class Participant(Protocol):
     engine_run: EngineRun | None
 
     @property
-    def group(self) -> dist.ProcessGroup: ...  # noqa: D102
-
+    def group(self) -> dist.ProcessGroup: ...
     @property
-    def last_backward(self) -> int | None:
-        """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
-
+    def last_backward(self) -> int | None: ...
     @property
-    def is_reached(self) -> bool:
-        """Whether the backward that runs now is known to have reached an output of this wrapper's."""
-
-    def begins_with_others(self, repeated: int | None) -> bool:
-        """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
-
-        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does.
-        """
-
-    def has_more_to_send(self) -> bool:
-        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
-
-    def send_what_waits(self) -> None:
-        """Send the buckets that waited for other wrappers of the backward."""
-
-    def backward_begins(self) -> None:
-        """Send what is to be sent when a backward begins."""
-
-    def backward_ends(self) -> None:
-        """Send all that has not been sent; wait for nothing."""
-
-    def all_have_sent(self) -> None:
-        """Wait for what was sent, and hand it out."""
-
-    def all_have_handed_out(self) -> None:
-        """Do what needs the final gradients."""
-
-    def counts_with(self, tally: Tally) -> None:
-        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
-
-    def engine_run_is_over(self) -> None:
-        """Take note that the run, however it ended, is over; raise nothing."""
-
-    def compiled_backward_ended(self) -> None:
-        """Take note that a backward is over which compiled autograd ran; raise nothing."""
-
-    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Take note that the backward with this number will not end."""
+    def is_reached(self) -> bool: ...
+    def begins_with_others(self, repeated: int | None) -> bool: ...
+    def has_more_to_send(self) -> bool: ...
+    def send_what_waits(self) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self) -> None: ...
+    def all_have_sent(self) -> None: ...
+    def all_have_handed_out(self) -> None: ...
+    def counts_with(self, tally: Tally) -> None: ...
+    def engine_run_is_over(self) -> None: ...
+    def compiled_backward_ended(self) -> None: ...
+    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None: ...
 
 
-#: Every reducer of this process that its garbage collector has not taken, by identity: a WeakSet would be walked, step
-#: by step, in Python.
+#: Every reducer of this process that lives, by identity: a WeakSet would be walked in Python.
 _living: dict[int, weakref.ref[Participant]] = {}
 #: The engine runs that a wrapper takes part in, by their number.
 _running: dict[int, EngineRun] = {}
@@ -129,30 +96,17 @@ def all_living() -> list[Participant]:
 
 
 def mark_shared(participant: Participant) -> None:
-    """Have all that live share backwards if `participant` does; called where all ranks know of it.
-
-    They do when they have agreed on it, and when it runs a forward. Of a copy that one rank has made alone they do not.
-    """
+    """Have all that live share backwards if `participant` does; called where all ranks know of it, as of a forward."""
     if participant.may_share_backward and len(_living) > 1:
         for other in all_living():
             other.may_share_backward = True
 
 
 def has_an_order(participant: Participant) -> bool:
-    """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses.
-
-    Not whether others live now: some rank keeps what the others have let go of, and a thread of a backend may hold what
-    a backward needs for a moment longer. The flag is sticky.
-    """
+    """Whether `participant` must begin and send in one order with others, as ranks may differ in what one uses."""
     if not participant.may_share_backward:
         return False
-    if participant.ranks_may_differ:
-        return True
-    for ref in list(_living.values()):
-        one = ref()
-        if one is not None and one.ranks_may_differ:
-            return True
-    return False
+    return participant.ranks_may_differ or any(one.ranks_may_differ for one in all_living())
 
 
 def backward_belongs_to_other(participant: Participant) -> bool:
@@ -166,10 +120,7 @@ def takes_part(participant: Participant) -> bool:
 
 
 def begin(participant: Participant) -> None:
-    """Begin the backward of `participant`, one of whose outputs autograd has reached, and of those that begin with it.
-
-    Collective for those that exchange something then.
-    """
+    """Begin the backward of `participant`, an output of which autograd has reached, and of those that begin with it."""
     if not has_an_order(participant):
         participant.backward_begins()
         return
@@ -227,8 +178,8 @@ def end_alone(participant: Participant) -> None:
 class Tally:
     """How many collectives a group had begun before a backward, and how many of those since are the wrappers' own.
 
-    `num_arrived`: how many gradients have arrived at wrappers that learn from this backward, and how many buckets of
-    others are full, as far as these expect the same ones on all ranks.
+    `num_arrived`: gradients that arrived at wrappers that learn from this backward, and full buckets of others that
+    expect the same ones on all ranks.
     """
 
     before: int = 0
@@ -239,16 +190,12 @@ class Tally:
 class EngineRun:
     """One run of autograd's engine, and who takes part in it.
 
-    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of the groups in which somebody
-    counts.
+    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of groups in which somebody counts.
     """
-
-    __slots__ = ("has_rivals", "is_compiled", "number", "participants", "tallies")
 
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
-        self.number = number
-        self.is_compiled = compiled_autograd.in_compiled_autograd_region
+        self.number, self.is_compiled = number, compiled_autograd.in_compiled_autograd_region
         self.participants: list[Participant] = []
         self.has_rivals = False
         self.tallies: dict[tuple[dist.ProcessGroup, torch.device], Tally] = {}

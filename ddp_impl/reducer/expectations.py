@@ -34,14 +34,14 @@ from ddp_impl.base import messages
 from ddp_impl.reducer.iteration import Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
-from ddp_impl.wire.round import Answer, Round
+from ddp_impl.wire.round import Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
 
 
-class Expectation:
-    """Every parameter gets a gradient in every backward, on every rank: `Every`, and what the others begin with.
+class Every:
+    """No option: every parameter gets a gradient in every backward, on every rank. The others derive from it.
 
     `allows_absence`: a parameter without a gradient counts as unused when the backward is over. `ranks_may_differ`: in
     what they use, so they exchange it before an iteration's gradients arrive and after. `is_static`: every iteration
@@ -149,11 +149,7 @@ class Expectation:
             return self.reduction.read_usage()
 
 
-class Every(Expectation):
-    """No option: every parameter gets a gradient."""
-
-
-class Captured(Expectation):
+class Captured(Every):
     """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
 
     def learning_begins(self) -> None:
@@ -165,7 +161,7 @@ class Captured(Expectation):
         return [index for index, comes in coming if not comes and self.reduction.is_frozen(index)]
 
 
-class Some(Expectation):
+class Some(Every):
     """`find_unused_parameters`: parameters may lack a gradient, and ranks may differ in which."""
 
     allows_absence = True
@@ -231,7 +227,7 @@ class Some(Expectation):
         self.reduction.start_usage()
 
 
-class Same(Expectation):
+class Same(Every):
     """`static_graph`: every iteration uses the same parameters as the first one, equally often."""
 
     allows_absence = True
@@ -271,7 +267,7 @@ class Same(Expectation):
         They know of the others, but not which of these got gradients under `no_sync`.
         """
         promise = self.reduction.learnt.promise
-        if promise is None and self.arrivals.learns_order:
+        if promise is None and self.arrivals.num_to_learn_from:
             times = self.arrivals.learnt or [0] * len(self.members)
             self.reduction.start_usage(promised=[min(number, _MOST_TIMES) for number in times])
         elif promise is not None and not all(promise.used):
@@ -283,16 +279,12 @@ class Same(Expectation):
         refused = super().a_rank_refuses()
         answer = self.reduction.learnt.last_usage
         if learns and self.reduction.iteration.is_exchanged and answer is not None and answer.alike:
-            self.reduction.learnt.promise = _promise_in(answer, len(self.members))
+            used = [count > 0 for count in answer.counts[-len(self.members) :]]
+            self.reduction.learnt.promise = Promise(used, answer.alike)
         return refused
 
 
-def _promise_in(answer: Answer, num_parameters: int) -> Promise:
-    used = answer.counts[-num_parameters:]
-    return Promise(used=[count > 0 for count in used], alike=answer.alike)
-
-
-def expectation_of(reduction: Reduction) -> Expectation:
+def expectation_of(reduction: Reduction) -> Every:
     """Return the expectation that the options of `reduction` ask for: the one place that chooses."""
     if reduction.options.static_graph:
         return Same(reduction)

@@ -1,7 +1,7 @@
 """The lifetimes of a reducer: `Iteration`, `Backward`, `Learnt`; and the rules by which an iteration goes on.
 
-An iteration lasts from the forward that opens it until its averages are handed out. It is at one place on each of two
-axes: its own progress, and that of the backward that it takes part in. Without surprises they run
+An iteration lasts from the forward that opens it until its averages are handed out. It stands on two axes: its own
+progress, and that of the backward that it takes part in. Without surprises they run
 
     idle -> awaits (a synchronised forward ended) -> awaits, runs (a backward reached one of its outputs)
          -> collects (the first gradient arrived; full buckets leave in order) -> sent (the last bucket left)
@@ -28,7 +28,7 @@ from ddp_impl.base.errors import IllegalEventError, ReductionError
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.torch_internals.tensors import nodes_behind
-from ddp_impl.wire.round import Answer, Deferred, Round
+from ddp_impl.wire.round import Answer, Round
 
 
 class Progress(Enum):
@@ -232,9 +232,9 @@ class Iteration:
         )
 
     @property
-    def is_unfinished(self) -> bool:
-        """Whether another forward would mix two iterations: gradients have arrived."""
-        return self.progress not in (Progress.IDLE, Progress.AWAITS)
+    def awaits_backward(self) -> bool:
+        """Whether a synchronised forward is over and its backward has not begun."""
+        return self.progress is Progress.AWAITS and self.run is not Run.RUNS
 
     @property
     def is_incomplete(self) -> bool:
@@ -326,4 +326,4 @@ class Learnt:
     last_unused: set[int] | None = None
     looks_static: bool = True
     last_usage: Answer | None = None
-    unread: deque[Deferred] = field(default_factory=deque)
+    unread: deque[Round] = field(default_factory=deque)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.company import Tally
 from ddp_impl.torch_internals.distributed import counter_of
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 from ddp_impl.wire.round import Answer, digest
 
 Members = Sequence[ManagedParameter]
@@ -89,10 +89,7 @@ class Order:
             self._num_arrived += 1
 
     def digest_of(self, arrived: Mapping[int, tuple[int, int]]) -> bytes | None:
-        """Return a digest that is alike on all ranks if their gradients arrived at the same places; None without data.
-
-        `arrived`: the place of the last gradient of each parameter.
-        """
+        """Return a digest that is alike on all ranks if gradients arrived at the same places; None without data."""
         if not arrived:
             return None
         return digest(None if self._count is None else sorted(arrived.items()))

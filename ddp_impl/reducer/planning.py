@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import torch
+
 from ddp_impl.base import messages
-from ddp_impl.base.logs import is_verbose, milestone
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.buckets.auto_caps import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
+from ddp_impl.base.telemetry import Observer, is_verbose, milestone
 from ddp_impl.buckets.bucket import allocate
-from ddp_impl.buckets.device_times import DeviceTimes
-from ddp_impl.buckets.early_moves import EarlyMoves
-from ddp_impl.buckets.plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.buckets.gradients import EarlyMoves
+from ddp_impl.buckets.plan import (
+    NUM_PROFILED,
+    PROBE_BYTES,
+    AllReduceCost,
+    BucketPlan,
+    choose_caps,
+    plan_for_order,
+    plan_for_unknown_order,
+)
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
@@ -113,8 +121,8 @@ class BucketPlanning:
             ready_s = {index: ns / 1e9 for index, ns in ready_ns}
         else:
             ready_s = self.device_times.seconds()
-        choice = choose_caps(self.specs, ready_s, cost, reduction.options.caps)
-        chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
+        mine = choose_caps(self.specs, ready_s, cost, reduction.options.caps)
+        chosen = [mine.first_bytes, mine.cap_bytes]
         answer = Round(reduction.group, reduction.device, of_rank_0=chosen, waits=False).result()
         first_bytes, cap_bytes = answer.of_rank_0
         return BucketCaps(first_bytes, cap_bytes, measured=True)
@@ -126,3 +134,35 @@ class BucketPlanning:
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
         reduction.forget_iteration()
         self._early_moves.regroup(reduction.buckets)
+
+
+class DeviceTimes(Observer):
+    """Notes when gradients arrive on `device`; the host's clock would tell when work was launched, long before."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin with nothing noted."""
+        self._device = device
+        self._begin = self._now()
+        self._at: dict[int, torch.Event] = {}
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Forget what was noted; times count from here."""
+        if is_first:
+            self._at.clear()
+            self._begin = self._now()
+
+    def gradient_arrived(self, index: int) -> None:
+        """Note when the first gradient of a parameter has arrived."""
+        if index not in self._at:
+            self._at[index] = self._now()
+
+    def seconds(self) -> dict[int, float]:
+        """Return for each parameter how long after the beginning that was; makes the host wait for the last one."""
+        for event in self._at.values():
+            event.synchronize()
+        return {index: self._begin.elapsed_time(event) / 1000 for index, event in self._at.items()}
+
+    def _now(self) -> torch.Event:
+        event = torch.Event(self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event

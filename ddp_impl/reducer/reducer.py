@@ -1,8 +1,8 @@
 """The reducer: turns what autograd reports into events of an iteration, and these into collectives.
 
-A parameter's hook runs once per gradient and is the hot path: it counts down (`arrivals`) and does nothing else. The
-first gradient of a backward and a full bucket reach the reducer. It hands out the averages in a callback that autograd
-runs when the backward is over, so that gradients are final when `backward()` returns.
+A parameter's hook runs once per gradient and is the hot path: it counts down (`arrivals`). The first gradient of a
+backward and a full bucket reach the reducer. It hands out the averages in a callback that autograd runs when the
+backward is over, so that gradients are final when `backward()` returns.
 
 Theory of operation. A DDP is not alone in its group: other wrappers and the user's own collectives share it, before,
 within and after the backward. *Which collective comes next in a group is a function of what all its ranks know*, never
@@ -37,17 +37,16 @@ Gradients that do not arrive are found when the backward is over. That alone mak
 lets buckets leave earlier. So opaque outputs, partial losses and functions that hide a backward of their own need no
 further rules; of several forwards before one backward all buckets are late.
 
-Where to look: `iteration` has the lifetimes and the rules by which an iteration goes on; `expectations` what each
-option changes; `reduction` how a bucket is gathered, sent, awaited and handed out; `order` and `company` what a reducer
-owes the other collectives of its group.
+Where to look: `iteration` has the lifetimes and rules of an iteration; `expectations` what each option changes;
+`reduction` what happens to a bucket; `order` and `company` what a reducer owes other collectives of its group.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -56,18 +55,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.autograd.anchor import Anchor
 from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.base.logs import is_verbose, milestone
 from ddp_impl.base.options import ReducerOptions
-from ddp_impl.base.telemetry import NEVER, now_ns
+from ddp_impl.base.telemetry import NEVER, Observer, is_verbose, milestone, now_ns
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.reducer import company
-from ddp_impl.reducer.expectations import Captured, Every, expectation_of
+from ddp_impl.reducer.expectations import Captured, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reduction import Reduction
@@ -91,10 +89,10 @@ _DROPPED_WITHIN_S = 10.0
 class Reducer:
     """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
 
-    `expectation`: what the present backward is expected to bring. `before_backward`: what the wrapper has to check
-    when forward is over. `in_use`: what outputs keep alive until their backward has run. `construction`,
-    `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`: the last backward raised before
-    its first gradient arrived.
+    `expectation`: what the present backward is expected to bring. `observers`: who listens to backwards.
+    `before_backward`: what the wrapper has to check when forward is over. `in_use`: what outputs keep alive until their
+    backward has run. `construction`, `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`:
+    the last backward raised before its first gradient arrived.
     """
 
     def __init__(
@@ -110,33 +108,30 @@ class Reducer:
     ) -> None:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
-        self.hooks = AutogradHooks(members, arrivals, self.early_moves.takes)
-        self.anchor = Anchor(device)
+        has_threads = len({member.parameter.device for member in members}) > 1
+        self._alone = OneThreadAtATime(self) if has_threads else None
+        self.hooks = AutogradHooks(members, arrivals, self._alone or self)
+        self.anchor = Anchor(device, self._alone or self)
         self.reduction = Reduction(members, device, options, self.hooks, self.anchor, arrivals)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.planning = BucketPlanning(self.reduction, self.early_moves)
         self.members, self.device, self.buckets = self.reduction.members, device, self.reduction.buckets
         self.arrivals, self.telemetry = arrivals, self.reduction.telemetry
         self.choose_options(options)
+        self.choose_observers()
         self.construction, self.may_share_backward = company.construction(copied), may_share_backward
         self.engine_run: company.EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
-        has_threads = len({member.parameter.device for member in members}) > 1
-        self._alone = OneThreadAtATime(self) if has_threads else None
-        self._drops_late = device.type != "cpu" or has_threads
-        self._run_is_over: threading.Event | None = None  # where autograd's threads drop a backward late
+        # Where autograd's threads drop a backward late: whether they have dropped the last one.
+        self._run_is_over = threading.Event() if device.type != "cpu" or has_threads else None
+        self.engine_run_is_over()
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
-        self._wrapper_collected = False
-        self.raised_early = False
-        self._warned_of_local = False
+        self.raised_early = self._warned_of_local = self._wrapper_collected = False
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
-        listener = self if self._alone is None else self._alone
-        self.hooks.report_to(listener)
-        self.anchor.report_to(listener)
         company.watch_for(self)
 
     def choose_options(self, options: ReducerOptions) -> None:
@@ -197,9 +192,9 @@ class Reducer:
         self.hooks.on_backward(outputs, partial(self._local_output_reached, self._num_triggers))
 
     def check_finished(self) -> None:
-        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
+        """Raise `ReductionError`, naming parameters, when a backward has begun whose reduction is not complete.
 
-        Here, or as far as this rank knows on another. Also where a collective of the group has failed.
+        Here, or as this rank knows on another; also where a collective of the group has failed.
         """
         if self._run_is_over is not None and not in_backward():
             self._run_is_over.wait(_DROPPED_WITHIN_S)
@@ -212,25 +207,22 @@ class Reducer:
             self._perform(iteration.enter(Event.REFUSED))
             raise reduction.error(messages.others_refused_before(reduction.rank) + peers.exchange(messages.FOLLOWS))
         if self.raised_early:
-            # Another rank's backward may have raised after its first gradient: only that one cannot go on, and this
-            # one would wait for it.
-            words = [word for word in peers.words() or () if word.unfinished]
-            self.raised_early = bool(words)
-            if words:
-                raise reduction.error(messages.aborted(reduction.rank) + in_lines(words))
+            # Another rank's backward may have raised after its first gradient, and this one would wait for it.
+            reports = [report for report in peers.reports() or () if report.unfinished]
+            self.raised_early = bool(reports)
+            if reports:
+                raise reduction.error(messages.aborted(reduction.rank) + in_lines(reports))
 
-    @contextmanager
-    def between_backwards(self, what: str) -> Iterator[None]:
-        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
+    def between_backwards(self, what: str) -> AbstractContextManager[None]:
+        """Return a block that waits for `what` of other ranks; all communication outside of backward goes here.
 
         Raises `ReductionError` where the last backward is not finished: ranks that wait for it would meet the block's
         collectives instead.
         """
         self.check_finished()
-        with self.reduction.peers.awaiting("forward", what):
-            yield
+        return self.peers.awaiting("forward", what)
 
-    def wrapper_is_gone(self) -> None:
+    def wrapper_collected(self) -> None:
         """Average only the backward of outputs that are left; hold no more of the wrapper's."""
         self._wrapper_collected, self.before_backward = True, _nothing
 
@@ -240,11 +232,10 @@ class Reducer:
         self.anchor.let_go()
 
     def reset(self, group: dist.ProcessGroup) -> None:
-        """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
+        """Forget an unfinished iteration and what was learnt, and reduce over `group`; all its ranks must call it.
 
-        The reducer forgets what it has learnt, buckets included: new ranks lack it. Gradients that wait for their
-        first reduction go on waiting. Raises `ReductionError` where gradients of the last backward are missing and no
-        error has said so: afterwards nothing says that those which arrived are no averages.
+        Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the last
+        backward are missing and no error has said so: afterwards nothing says that those which arrived are no averages.
         """
         if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
             self.check_finished()
@@ -252,14 +243,11 @@ class Reducer:
         self.reduction.reduce_over(group, Peers(group))
         # New storage, too: an abandoned collective may still be writing into the old one.
         self.planning.begin_to_learn()
+        self.choose_observers()
 
     @torch.no_grad()
     def shadow_iteration(self) -> None:
-        """Take part in an iteration of ranks that still have data, contributing zeros.
-
-        The reducer hands out averages on this rank as well: an optimizer that is sharded over ranks
-        (`ZeroRedundancyOptimizer`) steps its shard here too.
-        """
+        """Contribute zeros to an iteration of ranks that still have data; an optimizer may step its shard here, too."""
         self._perform(self.reduction.iteration.enter(Event.SHADOW))
         self.reduction.order.backward_begins(None)
         self.expectation.shadow_begins()
@@ -279,6 +267,7 @@ class Reducer:
         if self.reduction.options.caps.measured:
             self.check_finished()
         self.planning.rebuild()
+        self.choose_observers()
         return True
 
     # -- a backward begins --------------------------------------------------------------------------------------------
@@ -316,13 +305,11 @@ class Reducer:
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is the one that this wrapper awaits, though it has reached no output.
 
-        A forward under `no_sync` may await its own, which is none. After `torch.autograd.grad`, perhaps on this rank
-        alone, the wrapper awaits one still.
+        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does. A forward under
+        `no_sync` may await its own, which is none. After `torch.autograd.grad` the wrapper awaits one still.
         """
         iteration = self.reduction.iteration
-        awaits = (
-            iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
-        ) or iteration.run is Run.UNSEEN
+        awaits = iteration.awaits_backward or iteration.run is Run.UNSEEN
         repeats = repeated is not None and self.last_backward == repeated
         if not (awaits or repeats) or iteration.context_id is not None:
             return False
@@ -386,8 +373,8 @@ class Reducer:
             iteration.arrived[index] = reduction.order.position_of_arrival()
             if not self.ranks_may_differ:
                 reduction.order.count_arrival()
-        if self.planning.device_times is not None and arrivals.learns_order:
-            self.planning.device_times.note(index)
+            for observer in self.observers:
+                observer.gradient_arrived(index)
         if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
             self.early_moves.came(index)
         if arrivals.take(index, now_ns() - self.telemetry.current.backward_start):
@@ -422,7 +409,7 @@ class Reducer:
             warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
 
     def _unfinished(self) -> ReductionError:
-        """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
+        """Return the error of an iteration that is not finished; if gradients are missing, other ranks read it too."""
         reduction, peers = self.reduction, self.reduction.peers
         if not reduction.iteration.is_incomplete:
             return reduction.error(messages.aborted(reduction.rank))
@@ -436,15 +423,15 @@ class Reducer:
     def _local_output_reached(self, num_triggers: int) -> None:
         """Take the report that a backward has reached an output of a forward under `no_sync`.
 
-        While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
-        So is one that was triggered by hand after its forward, when there were `num_triggers`.
+        While nothing is expected, gradients are local anyway. Once a synchronised backward runs, or was triggered by
+        hand since the forward, when there were `num_triggers`, this is a part of it.
         """
         if num_triggers != self._num_triggers:
             return
         iteration = self.reduction.iteration
         if iteration.is_incomplete or (iteration.launched and iteration.progress is Progress.BROKEN):
             self.check_finished()  # gradients may live in buckets that are in flight
-        if iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS:
+        if iteration.awaits_backward:
             self._begin_local()
         if self.hooks.shared() and not self._local_is_reached and not in_compiled_backward():
             self._local_is_reached = True
@@ -458,8 +445,8 @@ class Reducer:
         if self._local is None:
             self.refuse_compiled_backward()
             self._local = Backward(current_backward())
-            if self._drops_late:
-                self._run_is_over = threading.Event()
+            if self._run_is_over is not None:
+                self._run_is_over.clear()
             WhenBackwardEnds(self._local_is_over, self._local_is_over)
         return self._local
 
@@ -472,9 +459,8 @@ class Reducer:
     def _belongs_to_other(self, index: int) -> bool:
         """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
 
-        This one awaits a backward, and the one that runs now has reached an output of another, but none of this one.
-        Where it reaches one later, it averages everything. Once the wrapper is gone, a backward is the user's own
-        unless it reaches an output that is left.
+        The backward has reached an output of another wrapper, but none of this one. Where it reaches one later, it
+        averages everything. Once the wrapper is gone, a backward is the user's own unless it reaches an output.
         """
         return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
 
@@ -548,8 +534,9 @@ class Reducer:
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        if self.reduction.iteration.to_step:
-            self.reduction.step_all()
+        to_step = self.reduction.iteration.to_step
+        while to_step:
+            self.reduction.step(*to_step.pop())
         if not self.reduction.learnt.has_rebuilt_buckets:
             self.planning.exchange_order(is_over=True)
             self.planning.await_order()
@@ -616,17 +603,15 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        # In the order of forwards, which wrappers that share a parameter keep.
-        if self.hooks.come_last() or reduction.user_hooks.hooked:
-            reduction.user_hooks.iteration_begins()
+        self.hooks.come_last()  # in the order of forwards, which wrappers that share a parameter keep
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
         reduction, order, run = self.reduction, self.reduction.order, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
-        if self._drops_late:
-            self._run_is_over = threading.Event()
-        is_captured = run.is_compiled and isinstance(self._chosen, Every)
+        if self._run_is_over is not None:
+            self._run_is_over.clear()
+        is_captured = run.is_compiled and not self._chosen.allows_absence
         self.expectation = Captured(reduction) if is_captured else self._chosen
         if self.arrivals.learns or self.ranks_may_differ:
             run.count(self, order.now)
@@ -634,14 +619,25 @@ class Reducer:
             order.backward_begins(run.tallies.get((reduction.group, self.device)))
         if self.arrivals.learns:
             self.expectation.learning_begins()
-        if (search := self.hooks.come_last() or self.arrivals.learns_order) or reduction.user_hooks.hooked:
-            reduction.user_hooks.backward_begins(search=search)
-        if self.early_moves.buckets:
-            self.early_moves.begin()
-        if self.telemetry.current.backward_start == NEVER:
+        if self.hooks.come_last() or not reduction.learnt.has_rebuilt_buckets:
+            reduction.user_hooks.search()
+            self.choose_observers()
+        is_first = self.telemetry.current.backward_start == NEVER
+        for observer in self.observers:
+            observer.backward_begins(is_first=is_first)
+        if is_first:
             self.telemetry.current.backward_start = now_ns()
-            if self.planning.device_times is not None and self.arrivals.learns_order:
-                self.planning.device_times.begin()
+
+    def choose_observers(self) -> None:
+        """Find who listens to backwards from now on; who has nothing to do is not asked.
+
+        First the user's hooks, to remember parameters before anything moves; last the clock of the device, next to
+        the work that it times.
+        """
+        hooks, moves, times = self.reduction.user_hooks, self.early_moves, self.planning.device_times
+        learns = self.arrivals.num_to_learn_from
+        candidates: list[tuple[Observer | None, Any]] = [(hooks, hooks.hooked), (moves, moves.buckets), (times, learns)]
+        self.observers = tuple(observer for observer, work in candidates if observer is not None and work)
 
     def counts_with(self, tally: company.Tally) -> None:
         """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
@@ -659,8 +655,8 @@ class Reducer:
     def finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         reduction, iteration, learnt = self.reduction, self.reduction.iteration, self.reduction.learnt
-        if reduction.user_hooks.hooked:
-            reduction.user_hooks.backward_ended(iteration.unused, reduction.prefix)
+        for observer in self.observers:
+            observer.backward_ended(iteration.unused, reduction.prefix)
         self.arrivals.end_iteration()
         refused = iteration.usage is not None and self.expectation.a_rank_refuses()
         if not refused:

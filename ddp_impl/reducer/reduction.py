@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.graph_search import GraphSearch
-from ddp_impl.autograd.hooks import AutogradHooks
+from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.options import ReducerOptions
@@ -23,10 +22,13 @@ from ddp_impl.base.telemetry import Telemetry, now_ns
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, call_hook, tensor_in
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.buckets.gradients import (
     COPY_IN,
     COPY_IN_DIVIDED,
+    GRAD_ATTRIBUTE,
+    LOCAL_SHARD,
+    GradientHome,
+    autograd_context,
     collect,
     collect_sparse,
     empty_sparse,
@@ -36,11 +38,10 @@ from ddp_impl.buckets.gradients import (
     in_place,
 )
 from ddp_impl.reducer.iteration import Iteration, Learnt
-from ddp_impl.reducer.optimizer_in_backward import step_parameters
 from ddp_impl.reducer.order import Order
-from ddp_impl.reducer.user_hooks import UserHooks
+from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in, size_of
+from ddp_impl.wire.collectives import rank_in, size_of
 from ddp_impl.wire.peers import Peers, slow_waits
 from ddp_impl.wire.round import Round
 
@@ -108,11 +109,9 @@ class Reduction:
         A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
         """
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
-        late = (
-            {bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain)}
-            if uncertain
-            else set()
-        )
+        late = set[int]()
+        if uncertain:
+            late.update(bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain))
         if self.comm_hook is not None and late:
             late = set(range(min(late), len(self.buckets)))
         self.iteration.hold_back(late)
@@ -280,7 +279,8 @@ class Reduction:
         usage, iteration.usage, iteration.is_exchanged = iteration.usage, None, True
         assert usage is not None  # noqa: S101  # the caller has asked
         if not iteration.reads_usage:
-            learnt.unread.append(usage.deferred())
+            usage.defer()
+            learnt.unread.append(usage)
             iteration.used_anywhere = None  # this rank used all of them
             return False
         learnt.unread.clear()
@@ -289,13 +289,10 @@ class Reduction:
         return self.num_refusing > 0
 
     def was_refused_before(self) -> bool:
-        """Whether a rank refused in an earlier iteration, as far as the device has got; the host does not wait for it.
-
-        Once True it is not asked again: those ranks do not go on.
-        """
+        """Whether a rank refused in an earlier iteration, as far as the device has got; then it is not asked again."""
         learnt = self.learnt
         while learnt.unread and learnt.unread[0].is_here:
-            learnt.last_usage = learnt.unread.popleft().read()
+            learnt.last_usage = learnt.unread.popleft().result()
             if self.num_refusing:
                 learnt.unread.clear()
                 return True
@@ -314,7 +311,7 @@ class Reduction:
 
     def num_users(self) -> list[int]:
         """Return how many ranks used each parameter in the last exchange; makes the host wait if it has not read it."""
-        answer = self.learnt.unread[-1].read() if self.learnt.unread else self.learnt.last_usage
+        answer = self.learnt.unread[-1].result() if self.learnt.unread else self.learnt.last_usage
         return [0] * len(self.members) if answer is None else answer.counts[: len(self.members)]
 
     def used(self, used_before: Collection[int] = ()) -> list[bool]:
@@ -323,15 +320,10 @@ class Reduction:
         return [index not in unused or index in used_before for index in range(len(self.members))]
 
     def forget_dropped(self) -> None:
-        """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.
-
-        Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
-        """
+        """Forget earlier use of parameters whose gradient the user has dropped: an optimizer would step on zeros."""
         if self.iteration.context_id is None:
             earlier = self.used_locally.intersection(self.iteration.unused)
-            self.used_locally.difference_update(
-                [index for index in earlier if self.members[index].parameter.grad is None]
-            )
+            self.used_locally -= {index for index in earlier if self.members[index].parameter.grad is None}
 
     def refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -377,9 +369,8 @@ class Reduction:
     def hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
 
-        Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
-        ranks may still refuse to average, or know better what is unused, or another wrapper awaits the same gradient,
-        everything waits for the end of the backward.
+        No more than two buckets of gradients are alive then. Where other ranks may still refuse to average, or know
+        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward.
         """
         if self.ranks_may_differ:
             return
@@ -424,11 +415,6 @@ class Reduction:
         """Step the optimizers that parameters of `bucket` have of their own, on averages, where some rank used them."""
         if step_parameters(bucket, used):
             bucket.release()
-
-    def step_all(self) -> None:
-        """Step those that wait for all averages."""
-        while self.iteration.to_step:
-            self.step(*self.iteration.to_step.pop())
 
     def used_by_now(self, bucket: Bucket, buffer: Tensor) -> Sequence[bool] | None:
         """Return which parameters some rank used, where ranks have not exchanged it.

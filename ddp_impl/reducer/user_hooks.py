@@ -1,21 +1,30 @@
-"""Finds out when hooks of the user step parameters on gradients that are not averaged yet."""
+"""Hooks on parameters that step them: the user's, on this rank's gradient; in-backward optimizers, on the average.
+
+A parameter may have an optimizer of its own (pytorch/pytorch#89194), which DDP steps as soon as the average is there.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Sequence
 
 from ddp_impl.base.messages import enumerate_names
-from ddp_impl.buckets.bucket import ManagedParameter
-from ddp_impl.torch_internals.tensors import num_post_accumulate_hooks, version_of
+from ddp_impl.base.telemetry import Observer
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.torch_internals.tensors import (
+    in_backward_hooks,
+    in_backward_optimizers,
+    num_post_accumulate_hooks,
+    version_of,
+)
 
 
-class UserHooks:
+class UserHooks(Observer):
     """Watches the parameters that have hooks of the user's own, called when their gradients have been accumulated.
 
     An optimizer in such a hook steps on this rank's gradient: averages come later. Its signs are that the gradient is
-    gone or that the parameter has changed when the backward ends. Parameters without such hooks cost nothing. `hooked`:
-    those that are watched.
+    gone or that the parameter has changed when the backward ends. `hooked`: those that are watched.
     """
 
     def __init__(self, members: Sequence[ManagedParameter]) -> None:
@@ -28,17 +37,14 @@ class UserHooks:
         self._stepped: list[str] = []
         self._has_warned = False
 
-    def iteration_begins(self) -> None:
-        """Forget the last one."""
-        self._versions.clear()
-        self._gone.clear()
-        self._seen.clear()
-        self._stepped.clear()
+    def search(self) -> None:
+        """Find the parameters with more hooks than the reducer's."""
+        self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
-    def backward_begins(self, *, search: bool) -> None:
-        """Remember the parameters as they are; with `search`, find those with more hooks than the reducer's."""
-        if search:
-            self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Remember the parameters as they are."""
+        if is_first:
+            self._gone, self._seen, self._stepped = set(), set(), []
         self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
@@ -47,10 +53,7 @@ class UserHooks:
             self._gone.update(indices)
 
     def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
-        """Look at the parameters with these indices before their averages are handed out, and they step perhaps.
-
-        `unused` are those without a gradient. What was looked at in this iteration is not looked at again.
-        """
+        """Look, once in an iteration, at these parameters before averages are handed out; `unused` have no gradient."""
         for member in self.hooked:
             if member.index not in indices or member.index in self._seen:
                 continue
@@ -60,21 +63,52 @@ class UserHooks:
             if version != self._versions.get(member.index, version) or is_gone:
                 self._stepped.append(member.name)
 
-    def backward_ended(self, unused: Collection[int], here: str) -> None:
-        """Warn, once, of parameters that were stepped; `unused` are those without a gradient, `here` says which rank.
-
-        To be called before averages are handed out.
-        """
+    def backward_ended(self, unused: Collection[int], prefix: str) -> None:
+        """Warn, once, of parameters that were stepped."""
         if self._has_warned:
             return
         self.averages_come(range(len(self._members)), unused)
         if self._stepped:
             self._has_warned = True
             warnings.warn(
-                f"{here} a hook of yours (register_post_accumulate_grad_hook) changed "
+                f"{prefix} a hook of yours (register_post_accumulate_grad_hook) changed "
                 f"{enumerate_names(self._stepped)} or "
                 "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
                 "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
                 "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",
                 stacklevel=2,
             )
+
+
+def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
+    """Whether any member has an optimizer of its own; their hooks, which would step on local gradients, are removed.
+
+    Parameters get such optimizers from `torch.distributed.optim._apply_optimizer_in_backward`, called before or after
+    wrapping, but before the first forward.
+    """
+    owners = [member.parameter for member in members if in_backward_optimizers(member.parameter)]
+    if not owners:
+        return False
+    for parameter in owners:
+        for handle in in_backward_hooks(parameter):
+            handle.remove()
+    return True
+
+
+def step_parameters(bucket: Bucket, used: Sequence[bool] | None) -> bool:
+    """Step the optimizers of the parameters in `bucket`, whose gradients are averages now.
+
+    Return whether none of the parameters has a gradient any more.
+
+    Afterwards those gradients are None, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
+    A parameter that no rank has used, by its index in `used`, is not stepped: what it has for a gradient is the user's.
+    """
+    set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
+    for member in bucket.members:
+        parameter = member.parameter
+        if parameter.grad is not None and (used is None or used[member.index]):
+            for optimizer in in_backward_optimizers(parameter):
+                optimizer.step()
+            if set_to_none and in_backward_optimizers(parameter):
+                parameter.grad = None
+    return all(parameter.grad is None for parameter in bucket.parameters)

@@ -36,7 +36,7 @@ class AfterTorch(MetaPathFinder):
             import_torch(module)
             if (root := str(_HERE.parent.parent)) not in sys.path:
                 sys.path.append(root)
-            from ddp_impl.api.installation import install
+            from ddp_impl.api.distributed import install
 
             install()
 

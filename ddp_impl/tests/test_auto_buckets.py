@@ -15,8 +15,15 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.buckets.auto_caps import MIN_GAIN, NUM_PROFILED, AllReduceCost, Choice, choose_caps, predict
-from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
+from ddp_impl.buckets.plan import (
+    MIN_GAIN,
+    NUM_PROFILED,
+    AllReduceCost,
+    ParameterSpec,
+    choose_caps,
+    plan_for_order,
+    predict,
+)
 from ddp_impl.reducer import planning as bucket_planning
 from ddp_impl.tests.ranks import run_ranks
 
@@ -27,6 +34,10 @@ seconds = st.floats(0, 1, allow_nan=False)
 
 def specs_of(sizes: list[int]) -> list[ParameterSpec]:
     return [ParameterSpec(index, f"p{index}", size, KIND) for index, size in enumerate(sizes)]
+
+
+def predicted(specs: list[ParameterSpec], ready_s: dict[int, float], cost: AllReduceCost, caps: BucketCaps) -> float:
+    return predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost)
 
 
 @st.composite
@@ -43,12 +54,11 @@ def test_a_choice_is_the_default_or_predicted_to_be_clearly_faster(
     measured: tuple[list[ParameterSpec], dict[int, float], AllReduceCost],
 ) -> None:
     specs, ready_s, cost = measured
-    choice = choose_caps(specs, ready_s, cost, DEFAULT)
-    assert choice.default_s == predict(plan_for_order(specs, ready_s, DEFAULT), specs, ready_s, cost)
-    assert choice.predicted_s == predict(plan_for_order(specs, ready_s, choice.caps), specs, ready_s, cost)
-    if choice.caps != DEFAULT:
-        assert choice.predicted_s <= (1 - MIN_GAIN) * choice.default_s
-        assert 0 < choice.caps.first_bytes <= choice.caps.cap_bytes <= DEFAULT.cap_bytes
+    chosen = choose_caps(specs, ready_s, cost, DEFAULT)
+    if chosen != DEFAULT:
+        default_s, chosen_s = (predicted(specs, ready_s, cost, caps) for caps in (DEFAULT, chosen))
+        assert chosen_s <= (1 - MIN_GAIN) * default_s
+        assert 0 < chosen.first_bytes <= chosen.cap_bytes <= DEFAULT.cap_bytes
 
 
 @given(measurements())
@@ -56,7 +66,7 @@ def test_no_prediction_is_shorter_than_computing_or_communicating_alone(
     measured: tuple[list[ParameterSpec], dict[int, float], AllReduceCost],
 ) -> None:
     specs, ready_s, cost = measured
-    predicted_s = predict(plan_for_order(specs, ready_s, DEFAULT), specs, ready_s, cost)
+    predicted_s = predicted(specs, ready_s, cost, DEFAULT)
     assert predicted_s >= max(ready_s.values(), default=0.0)
     assert predicted_s >= sum(spec.num_bytes for spec in specs) * cost.s_per_byte * (1 - 1e-9)
 
@@ -65,18 +75,18 @@ def test_buckets_overlap_where_that_pays() -> None:
     specs = specs_of([100_000] * 8)
     ready_s = {index: 0.01 * (index + 1) for index in range(8)}
     slow = AllReduceCost(latency_s=1e-4, s_per_byte=1e-7)
-    choice = choose_caps(specs, ready_s, slow, DEFAULT)
-    assert len(plan_for_order(specs, ready_s, choice.caps).buckets) > 1
+    chosen = choose_caps(specs, ready_s, slow, DEFAULT)
+    assert len(plan_for_order(specs, ready_s, chosen).buckets) > 1
     # In one bucket: 0.08 s of computing, then 0.08 s of communication. Overlapped, little more than the computing.
-    assert choice.default_s == pytest.approx(0.1601)
-    assert choice.predicted_s < 0.1
+    assert predicted(specs, ready_s, slow, DEFAULT) == pytest.approx(0.1601)
+    assert predicted(specs, ready_s, slow, chosen) < 0.1
 
 
 @pytest.mark.parametrize("cost", [AllReduceCost(0.1, 1e-7), AllReduceCost(1e-4, 1e-12), AllReduceCost(1e-4, 1e-7, 0.1)])
 def test_buckets_stay_together_where_latency_launches_or_nothing_costs(cost: AllReduceCost) -> None:
     specs = specs_of([100_000] * 8)
     ready_s = {index: 0.01 * (index + 1) for index in range(8)}
-    assert choose_caps(specs, ready_s, cost, DEFAULT).caps == DEFAULT
+    assert choose_caps(specs, ready_s, cost, DEFAULT) == DEFAULT
 
 
 @given(seconds, st.floats(0, 1e-6), seconds)
@@ -97,10 +107,11 @@ def test_costs_are_never_negative() -> None:
 def _train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     given: list[dict[int, float]] = []
 
-    def choose_differently(specs: Any, ready_s: dict[int, float], cost: AllReduceCost, default: BucketCaps) -> Choice:
+    def choose_differently(
+        specs: Any, ready_s: dict[int, float], cost: AllReduceCost, default: BucketCaps
+    ) -> BucketCaps:
         given.append(ready_s)
-        caps = BucketCaps(3000, 6000) if rank == 0 else default
-        return Choice(caps, 1.0, 2.0)
+        return BucketCaps(3000, 6000) if rank == 0 else default
 
     vars(bucket_planning)["choose_caps"] = choose_differently
     torch.manual_seed(0)
@@ -148,9 +159,11 @@ def test_ranks_whose_measurements_differ_agree_and_average_right(tmp_path: Path)
 def _learn_again(rank: int) -> tuple[float, float]:
     given: list[dict[int, float]] = []
 
-    def choose_the_default(specs: Any, ready_s: dict[int, float], cost: AllReduceCost, default: BucketCaps) -> Choice:
+    def choose_the_default(
+        specs: Any, ready_s: dict[int, float], cost: AllReduceCost, default: BucketCaps
+    ) -> BucketCaps:
         given.append(ready_s)
-        return Choice(default, 1.0, 1.0)
+        return default
 
     vars(bucket_planning)["choose_caps"] = choose_the_default
     ddp = DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb="auto")

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.buckets.early_moves import EarlyMoves
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE
-from ddp_impl.buckets.gradients import collect
+from ddp_impl.buckets.gradients import GRAD_ATTRIBUTE, EarlyMoves, collect
 from ddp_impl.tests.buckets import bucket_of, gradients_of
 from ddp_impl.tests.ranks import run_ranks
 
@@ -30,7 +28,7 @@ def held_bucket(dtype: torch.dtype) -> Bucket:
 def moves_into(bucket: Bucket) -> EarlyMoves:
     moves = EarlyMoves(len(bucket.members))
     moves.regroup([bucket])
-    moves.begin()
+    moves.backward_begins(is_first=True)
     assert all(moves.takes)
     return moves
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from ddp_impl.base.options import LARGE_NUMEL
-from ddp_impl.buckets.gradient_homes import GRAD_ATTRIBUTE
-from ddp_impl.buckets.gradients import collect, hand_out
+from ddp_impl.buckets.gradients import GRAD_ATTRIBUTE, collect, hand_out
 from ddp_impl.tests.buckets import bucket_of, gradients_of
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._guards import TracingContext
 
-from ddp_impl.base.logs import log
 from ddp_impl.base.options import BucketCaps
+from ddp_impl.base.telemetry import log
 from ddp_impl.buckets.plan import ParameterSpec
 from ddp_impl.compile.graph_parameters import AveragedParameters, computations
 from ddp_impl.compile.graph_split import SplitBackend, parts, plan_split, split_graph

@@ -19,7 +19,7 @@ ROOMS = ("torch_internals", "base", "wire", "buckets", "autograd", "module", "co
 #: What stands above all rooms.
 ABOVE = ("startup", "__init__", "__main__")
 #: Modules that stay testable, and readable, without torch; one may import it for annotations.
-WITHOUT_TORCH = {"errors", "messages", "arrivals", "plan", "auto_caps", "telemetry"}
+WITHOUT_TORCH = {"errors", "messages", "arrivals", "plan", "telemetry"}
 #: The modules that may name what torch keeps private are called so.
 INTERNALS = "ddp_impl.torch_internals."
 #: Functions of torch.distributed that ask without communicating.

@@ -17,7 +17,7 @@ import torch
 
 import ddp_impl
 from ddp_impl.__main__ import main
-from ddp_impl.api.installation import install, is_installed, uninstall
+from ddp_impl.api.distributed import install, is_installed, uninstall
 from ddp_impl.api.torch_names import TORCH_DDP
 from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.ranks import run_ranks

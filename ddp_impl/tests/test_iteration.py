@@ -88,7 +88,6 @@ def test_invariants_under_any_events(events: list[Event]) -> None:
         assert run not in (Run.UNSEEN, Run.RUNS) or is_watched, "nobody will hand out the averages"
         assert not is_open or progress is not Progress.IDLE, "nobody will hand them out"
         assert is_open or progress in (Progress.IDLE, Progress.BROKEN), "handed out, and not over"
-        assert iteration.is_unfinished == (progress not in (Progress.IDLE, Progress.AWAITS))
 
 
 def test_every_rule_is_in_the_table_and_every_place_leads_back() -> None:

@@ -12,9 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 from torch.func import functional_call
 
-from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.module.wrapped_module import managed_parameters
-from ddp_impl.torch_internals.modules import set_ignored_names
+from ddp_impl.module.parameter_watch import ParameterWatch, managed_parameters
+from ddp_impl.torch_internals.tensors import set_ignored_names
 
 
 class Wrapper(nn.Module, Joinable):

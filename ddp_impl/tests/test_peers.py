@@ -18,11 +18,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.base.errors import CommunicationError, ReplicaMismatchError
-from ddp_impl.base.logs import log
+from ddp_impl.base.telemetry import log
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire import peers
-from ddp_impl.wire.peers import Peers
-from ddp_impl.wire.slow_waits import SlowWaits
+from ddp_impl.wire.peers import Peers, SlowWaits
 
 
 class Group(dist.ProcessGroup):
@@ -188,7 +187,7 @@ def test_an_exception_in_a_backward_is_looked_for_among_young_objects_only(monke
 
 def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, _ = pair(dist.HashStore())  # type: ignore[attr-defined]
-    monkeypatch.setattr(Peers, "words", lambda *_, **__: pytest.fail("waited for words"))
+    monkeypatch.setattr(Peers, "reports", lambda *_, **__: pytest.fail("waited for words"))
     with pytest.raises(ReplicaMismatchError) as caught, zero.awaiting("construction", "the other ranks' modules"):
         raise ReplicaMismatchError("differs")
     assert not hasattr(caught.value, "__notes__")
@@ -238,9 +237,9 @@ class _Waiting:
 
 
 def test_each_slow_wait_is_logged_once_though_several_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, waiting = SlowWaits(slow_s=0.0), [_Waiting(), _Waiting()]
-    for each in waiting:
-        waits.add(each)
+    waits = SlowWaits(slow_s=0.0)
+    waiting: list[Any] = [_Waiting(), _Waiting()]
+    monkeypatch.setattr(peers, "all_peers", lambda: waiting)
     looks = iter([False, False, False, True])
     monkeypatch.setattr(waits._is_over, "wait", lambda _: next(looks))
     waits._watch()

@@ -17,8 +17,7 @@ def test_a_backward_begins_and_gradients_arrive_under_the_lock(monkeypatch: pyte
         reducer = ddp.reducer
         alone = reducer._alone = OneThreadAtATime(reducer)
         reducer.hooks.remove()
-        reducer.hooks = type(reducer.hooks)(reducer.members, reducer.arrivals, reducer.early_moves.takes)
-        reducer.hooks.report_to(alone)
+        reducer.hooks = type(reducer.hooks)(reducer.members, reducer.arrivals, alone)
         held: dict[str, bool] = {}
         for name in ("backward_begins", "take_gradient", "bucket_is_full"):
             method = getattr(reducer, name)

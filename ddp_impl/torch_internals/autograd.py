@@ -36,10 +36,7 @@ def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
 
 
 def call_when_backward_ends(callback: Callable[[], None]) -> None:
-    """Have autograd call `callback` once, when the backward that runs now is over.
-
-    torch has no public call for it: public hooks run when single nodes of the graph are done.
-    """
+    """Have autograd call `callback` once, when the backward that runs now is over; no public call does."""
     Variable._execution_engine.queue_callback(callback)
 
 
@@ -145,10 +142,7 @@ def _rpc_api() -> Any:
 
 
 def current_distributed_context_id() -> int | None:
-    """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
-
-    The public `get_gradients(context_id)` takes an id, which torch gives only to the code that opened the context.
-    """
+    """Return the id of this thread's torch.distributed.autograd context, which torch tells its opener only; or None."""
     api = _rpc_api()
     if api is None or not api._is_current_rpc_agent_set():
         return None

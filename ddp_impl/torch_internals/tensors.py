@@ -1,4 +1,4 @@
-"""What tensors do not tell of themselves, the hooks on them, and operators on lists of them."""
+"""What tensors and modules do not tell of themselves, the hooks on them, and operators on lists of tensors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
+
+
+import sys
+from collections.abc import Callable, Collection
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = [
     "tree_map_only",
@@ -91,10 +98,7 @@ _OWN_USES = 2
 
 
 def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Return a block whose changes to `tensors` in place autograd does not count; public `.data` is for single writes.
-
-    Tensors of inference mode have no versions.
-    """
+    """Return a block whose changes to `tensors` in place autograd does not count. In inference mode it counts none."""
     counted = tuple([tensor for tensor in tensors if not tensor.is_inference()])
     return torch.autograd._unsafe_preserve_version_counter(counted)  # type: ignore[attr-defined]
 
@@ -114,10 +118,7 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 def post_accumulate_hooks(tensor: Tensor) -> dict[int, Any]:
-    """Return the table of hooks that `register_post_accumulate_grad_hook` put on a tensor; empty if it never had one.
-
-    They are called in its order. Torch has no public way to ask, or to change that order.
-    """
+    """Return the table of hooks of `register_post_accumulate_grad_hook` on a tensor, in the order of their calls."""
     table: dict[int, Any] | None = tensor._post_accumulate_grad_hooks
     return {} if table is None else table
 
@@ -174,10 +175,7 @@ num_nodes = torch._C._autograd._get_sequence_nr
 
 
 def is_in_graph_since(tensor: Tensor, since: int) -> bool:
-    """Whether `tensor` has a node, and the one that owns its memory has a node that is younger than `since`.
-
-    Each thread counts for itself. One of another thread may be taken for younger.
-    """
+    """Whether `tensor` has a node, and the owner of its memory a node younger than `since`, as this thread counts."""
     owner = owner_in_graph(tensor)
     owner = tensor if owner is None else owner
     return owner.grad_fn is not None and owner.grad_fn._sequence_nr() >= since
@@ -219,3 +217,61 @@ def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
 
     found: Sequence[RemovableHandle] = handles.get(parameter, [])
     return found
+
+
+#: The base class of torch's batch normalisations.
+BatchNorm = _BatchNorm
+
+
+def parameter_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors."""
+    return module._parameters
+
+
+def saves_state() -> bool:
+    """Whether the function that calls the present one is that in which a module reads itself for `state_dict()`."""
+    return sys._getframe(2).f_code is nn.Module._save_to_state_dict.__code__
+
+
+def set_parameter_table(module: nn.Module, table: dict[str, Any]) -> None:
+    """Have a module keep its own parameters in `table`."""
+    module.__dict__["_parameters"] = table
+
+
+def drop_forward_hooks(module: nn.Module, drops: Callable[[Any], bool]) -> None:
+    """Take away the forward hooks that `drops` names, before and after forward, from `module` and all modules in it."""
+    for part in module.modules():
+        for hooks, others in (
+            (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
+            (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),
+        ):
+            for key in [key for key, hook in hooks.items() if drops(hook)]:
+                del hooks[key]
+                for other in others:
+                    other.pop(key, None)
+
+
+def child_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
+    return module._modules
+
+
+def buffer_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its own buffers."""
+    return module._buffers
+
+
+def refresh_recurrent(module: nn.RNNBase) -> None:
+    """Let a recurrent layer compute with what is in its table of parameters: it keeps a second list of them."""
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+
+
+def ignored_names(module: nn.Module) -> Collection[str]:
+    """Return the parameters and buffers that DDP must leave alone: the module's attribute that torch's DDP reads."""
+    names: Collection[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def set_ignored_names(module: nn.Module, names: Collection[str]) -> None:
+    """Have DDP leave these parameters and buffers of `module` alone."""
+    module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]

@@ -27,7 +27,6 @@ from torch.futures import Future
 from ddp_impl.base.errors import CommunicationError
 from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.torch_internals.tensors import flattened, foreach_copy_, is_lazy, unflattened
-from ddp_impl.wire.groups import rank_in, size_of
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
@@ -133,17 +132,6 @@ def _amount(num_bytes: int | None) -> str:
     return "sparse tensors" if num_bytes is None else f"{num_bytes} bytes"
 
 
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return `tensor`, or for a complex one what backends know: its real and imaginary parts, in the same memory."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _started(work: dist.Work | None, operation: str) -> dist.Work:
-    if work is None:
-        raise _no_work(operation)
-    return work
-
-
 def _no_work(operation: str) -> RuntimeError:
     return RuntimeError(f"{operation} gave no work: this rank is not in the process group")
 
@@ -159,6 +147,7 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
         _under_way.clear()
     options = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = op, True
+    # Of complex tensors, backends know the real and imaginary parts, in the same memory.
     work = group.allreduce([torch.view_as_real(tensor) if tensor.is_complex() else tensor], options)
     if work is None:
         raise _no_work("all_reduce")
@@ -185,12 +174,10 @@ def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -
     sent = tensor if tensor.dtype in SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
     options = dist.BroadcastOptions()
     options.rootRank, options.asyncOp = group_src, True
-    return _started(group.broadcast([_as_real(sent)], options), "broadcast"), sent
-
-
-def _finished_broadcast(begun: tuple[dist.Work, Tensor]) -> None:
-    work, sent = begun
-    finished(work, "broadcast", [sent])
+    work = group.broadcast([torch.view_as_real(sent) if sent.is_complex() else sent], options)
+    if work is None:
+        raise _no_work("broadcast")
+    return work, sent
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
@@ -203,8 +190,8 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
         # The chunks of one round travel at the same time; there is mostly one round, of one chunk per dtype.
         for chunks in rounds_of_chunks(tensors):
             flat = [chunk[0].data if _is_flat(chunk) else _flattened(chunk) for chunk in chunks]
-            for begun in [_broadcast_begun(each, group, group_src) for each in flat]:
-                _finished_broadcast(begun)
+            for work, sent in [_broadcast_begun(each, group, group_src) for each in flat]:
+                finished(work, "broadcast", [sent])
             if rank_in(group) == group_src:
                 continue
             for chunk, each in zip(chunks, flat, strict=True):
@@ -240,7 +227,9 @@ def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[]
     they are done.
     """
     gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
-    work = _started(dist.all_gather(gathered, tensor, group=group, async_op=True), "all_gather")
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    if work is None:
+        raise _no_work("all_gather")
     look_s = _LOOK_S / 64
     says = type(work) is dist.Work or type(work).is_completed is not dist.Work.is_completed
     while meanwhile is not None and says and not work.is_completed():
@@ -292,3 +281,25 @@ def rounds_of_chunks(tensors: Iterable[Tensor]) -> Iterable[list[list[Tensor]]]:
         filled += num_bytes
     if filled:
         yield list(by_kind.values())
+
+
+# What a group says of itself, also one that was built by hand. `torch.distributed.get_rank(group)` and its like look it
+# up among those that `init_process_group` and `new_group` have made.
+
+
+def rank_in(group: dist.ProcessGroup) -> int:
+    """Return this process's rank in `group`; -1 if it is not in it (`GroupMember.NON_GROUP_MEMBER`)."""
+    return group.rank() if isinstance(group, dist.ProcessGroup) else -1
+
+
+def size_of(group: dist.ProcessGroup) -> int:
+    """Return the number of ranks of `group`; -1 if this process is not in it."""
+    return group.size() if isinstance(group, dist.ProcessGroup) else -1
+
+
+def backend_of(group: dist.ProcessGroup) -> str:
+    """Return the name of the group's backend."""
+    try:
+        return str(dist.get_backend(group))
+    except ValueError:
+        return group.name()

@@ -1,8 +1,13 @@
-"""What ranks tell each other when one fails: it leaves a word in the group's store, and a wait that fails reads it.
+"""What ranks tell each other when one fails or waits long: by the group's store, which a wait that fails reads.
 
 A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
 or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
 At construction a rank says whether it will compare its module with the others', because one that does not never comes.
+
+A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo,
+and nothing has failed. So one thread of the process looks at its waits a few times a second, and logs those that last.
+It ends with the last wrapper, and by itself when nobody has waited for a moment: a wrapper may live on for a while in
+circles of references. Beginning and ending a wait cost the assignment of an attribute.
 """
 
 from __future__ import annotations
@@ -19,55 +24,47 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 
 from ddp_impl.base import messages
 from ddp_impl.base.errors import CommunicationError, ReductionError, ReplicaMismatchError
-from ddp_impl.base.logs import log
+from ddp_impl.base.messages import FailureReport
+from ddp_impl.base.telemetry import log
 from ddp_impl.torch_internals.distributed import Store
-from ddp_impl.wire.groups import rank_in, size_of
-from ddp_impl.wire.slow_waits import SlowWaits, Wait
+from ddp_impl.wire.collectives import rank_in, size_of
 
-#: How long the others' words are waited for.
+#: How long the others' reports are waited for.
 _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
+#: After how many seconds of waiting a rank logs it.
+SLOW_S: Final = 30.0
+#: How often the thread looks, and how long it goes on when nobody waits.
+_PERIOD_S = 0.2
+#: How long the thread may take to end with the last wrapper: what it logs at that moment.
+_ENDS_WITHIN_S = 1.0
 
 #: What a block is about, or what says it when somebody must hear it.
 Description = str | Callable[[], str]
+#: When a wait began (on the monotonic clock), in which phase, and for what.
+Wait = tuple[float, str, Description]
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
-
-    `unfinished`: it cannot go on to another step, because gradients of this one had come.
-    """
-
-    rank: int
-    step: int
-    reason: str
-    waited: bool = False
-    unfinished: bool = False
-
-
-def in_lines(told: Iterable[Word]) -> str:
-    """Return what ranks said as lines behind a message, a line each."""
-    return "".join(f"\nrank {word.rank} {word.reason}" for word in told)
+def in_lines(reports: Iterable[FailureReport]) -> str:
+    """Return what ranks reported as lines behind a message, a line each."""
+    return "".join(f"\n{report}" for report in reports)
 
 
 class Peers:
-    """The other ranks of one wrapper's group.
+    """The other ranks of one wrapper's group, which find each other's reports if they build wrappers in the same order.
 
-    Not collective, but ranks find each other's words only if they build their wrappers in the same order. A group
-    without a store is silent: ranks then report what they know themselves. A store may have served an earlier run, as
-    an elastic agent's does: what is left in it stands under a name of this run, once the ranks have agreed on one.
+    A group without a store is silent: ranks then report what they know themselves. A store may have served an earlier
+    run, as an elastic agent's does: what is left in it stands under a name of this run, once ranks have agreed on one.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
@@ -77,7 +74,7 @@ class Peers:
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self.wait: Wait | None = None  # what this rank waits for now
         self.company = _Company.of(group)
-        self._told: Word | None = None
+        self._told: FailureReport | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
         self.number = 0 if copy_of else self.company.count()
@@ -89,7 +86,6 @@ class Peers:
                 other._is_past = other._is_past or bool(other.lost or other.broke_off)
             self.company.has_failed = False
         self.company.wrappers.add(self)
-        slow_waits.add(self)
 
     def say_whether_compared(self, compares: bool) -> None:
         """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
@@ -128,20 +124,15 @@ class Peers:
             store.delete_key(self.key_of(f"{own} {number - 1}"))
         return [store.get(key).decode() for key in keys]
 
-    def serve(self, wrapper: object) -> None:
-        """Say it where this rank waits long, for as long as `wrapper` lives."""
-        slow_waits.serve(wrapper)
-
     def why_lost(self) -> str:
         """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
 
-        The same where a backward of another of the group broke off on this rank and not on all: those wait for it, and
-        would take what comes next in the group for an answer.
+        Or a backward of another of the group broke off on this rank and not on all: those wait for it.
         """
         if self.lost or not self.company.has_failed:
             return self.lost
         for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
-            if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
+            if not other.lost and other.broke_off and len(other.reports() or ()) < size_of(self.group) - 1:
                 other.lost = messages.broke_off_here(rank_in(self.group))
             if other.lost:
                 return messages.lost_by_another(other.lost)
@@ -154,24 +145,18 @@ class Peers:
             self._explain(phase, what, error, of_others=of_others)
             raise error
 
-    def begin_wait(self, phase: str, what: Description) -> None:
-        """Note that this rank waits for `what`, so that it is logged if it takes long; `wait = None` ends it."""
-        self.wait = (time.monotonic(), phase, what)
-        if slow_waits.watcher is None:
-            slow_waits.start()
-
     def failed(self, phase: str, what: Description, error: BaseException, *, of_others: bool = True) -> None:
-        """Take note that a collective raised `error`: no other may follow. Adds what is known to it.
-
-        That is what the other ranks said, if this one waited for them, or else where it was.
-        """
+        """Take note that a collective raised `error`: no other may follow. Add what others said, or where it was."""
         self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
         self.wait, self.company.has_failed = None, True
         if isinstance(error, Exception):
             self._explain(phase, what, error, of_others=of_others)
 
     def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
-        (self._explain_wait if of_others else self._say_where)(phase, _in_words(what), error)
+        if of_others:
+            self._explain_wait(phase, _in_words(what), error)
+        else:
+            error.add_note(messages.place(rank_in(self.group), _in_words(what), phase, self.step))
 
     @property
     def copied_now(self) -> str:
@@ -193,10 +178,7 @@ class Peers:
             raise
 
     def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
-
-        No block is entered after one that failed, as with `communicating`.
-        """
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
         return _InStep(self, phase, what, of_others=True)
 
     def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
@@ -207,22 +189,15 @@ class Peers:
         if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
             return
         self.tell(messages.waited(error, what, phase, self.step), waited=True)
-        words = self.words(until_cause=True)
-        error.add_note(
-            messages.waited_in_vain(
-                rank_in(self.group), what, phase, self.step,
-                None if words is None else [(word.rank, word.reason) for word in words],
-                only_waited=bool(words) and all(word.waited for word in words or ()),
-            )
-        )  # fmt: skip
-
-    def _say_where(self, phase: str, what: str, error: Exception) -> None:
-        error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
+        reports = self.reports(until_cause=True)
+        error.add_note(messages.waited_in_vain(rank_in(self.group), what, phase, self.step, reports))
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
 
-        The same word serves others that look later: it is no reason of a failure.
+        Called once for a wait, in another thread.
+
+        What it leaves serves others that look later: it is no reason of a failure.
         """
         _, phase, described = wait
         what, step = _in_words(described), self.step
@@ -258,7 +233,7 @@ class Peers:
         if told is not None and told.step >= self.step and (told.unfinished or not unfinished):
             return
         rank = rank_in(self.group)
-        self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
+        self._told = FailureReport(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
         self.company.has_failed |= unfinished
         if size_of(self.group) > 1:
             self._leave(f"{rank}", dataclasses.asdict(self._told))
@@ -266,9 +241,9 @@ class Peers:
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
         self.tell(reason)
-        return in_lines(self.words() or ())
+        return in_lines(self.reports() or ())
 
-    def words(self, *, until_cause: bool = False) -> list[Word] | None:
+    def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.
 
         Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
@@ -277,7 +252,7 @@ class Peers:
         store = self._store()
         if store is None:
             return []
-        found: dict[int, Word] = {}
+        found: dict[int, FailureReport] = {}
         reader = threading.Thread(target=self._read, args=(store, found, until_cause), daemon=True)
         try:
             reader.start()
@@ -286,9 +261,9 @@ class Peers:
         reader.join(_PATIENCE_S + _STORE_ANSWERS_S)
         if reader.is_alive():
             return None
-        return sorted(found.values(), key=lambda word: (word.waited, word.rank))
+        return sorted(found.values(), key=lambda report: (report.waited, report.rank))
 
-    def _read(self, store: Store, found: dict[int, Word], until_cause: bool) -> None:
+    def _read(self, store: Store, found: dict[int, FailureReport], until_cause: bool) -> None:
         others = set(range(size_of(self.group))) - {rank_in(self.group)}
         end = time.monotonic() + _PATIENCE_S
         with contextlib.suppress(Exception):
@@ -296,10 +271,10 @@ class Peers:
                 for rank in sorted(others):
                     if left := self._left(store, f"{rank}"):
                         others.discard(rank)
-                        word = Word(**left)
-                        if word.step >= self.step - 1:  # an older one was about something that is over
-                            found[rank] = word
-                if until_cause and not all(word.waited for word in found.values()):
+                        report = FailureReport(**left)
+                        if report.step >= self.step - 1:  # an older one was about something that is over
+                            found[rank] = report
+                if until_cause and not all(report.waited for report in found.values()):
                     return
                 if time.monotonic() >= end:
                     return
@@ -313,10 +288,7 @@ class Peers:
                 store.set(self.key_of(about), json.dumps([time.time(), value]))
 
     def _left(self, store: Store, about: str) -> Any:
-        """Return what was left about this in this run, None if nothing was.
-
-        While the run has no name, that is what is younger than this process: those of an earlier run had ended before.
-        """
+        """Return what was left about this, None if nothing; while the run has no name, since this process began."""
         if not store.check([self.key_of(about)]):
             return None
         at, value = json.loads(store.get(self.key_of(about)))
@@ -334,13 +306,10 @@ class Peers:
 
 
 class _InStep:
-    """Keeps the ranks' collectives in step: after a block that raised, none is entered, and `Peers.lost` says why.
+    """Keeps the ranks' collectives in step: after a block that raised, each further one raises `CommunicationError`.
 
-    Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`. `what` it is
-    about is put into words only where somebody reads them.
+    Its collectives would meet others of the other ranks'. `what` it is about is put into words where somebody reads it.
     """
-
-    __slots__ = ("_of_others", "_peers", "_phase", "_what")
 
     def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
         self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others
@@ -350,7 +319,9 @@ class _InStep:
         if peers.lost or peers.company.has_failed:
             peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
         if size_of(peers.group) > 1:
-            peers.begin_wait(self._phase, self._what)
+            peers.wait = (time.monotonic(), self._phase, self._what)  # set first, see `SlowWaits`
+            if slow_waits.watcher is None:
+                slow_waits.start()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -383,9 +354,74 @@ class _Company:
         return self._counts[copy_of] - 1
 
 
+class SlowWaits:
+    """Watches the waits of this process's `Peers`. `watcher`: the thread that does, None while there is none.
+
+    Who begins a wait sets its attribute first and starts the watcher, if there is none, second.
+    """
+
+    def __init__(self, slow_s: float = SLOW_S) -> None:
+        """Log waits that last longer than `slow_s` seconds."""
+        self.watcher: threading.Thread | None = None
+        self._slow_s = slow_s
+        self._num_served = 0
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget_watcher)  # threads do not live on in a fork
+
+    def serve(self, wrapper: object) -> None:
+        """Keep the watcher for as long as `wrapper` lives, or another that is served."""
+        self._num_served += 1
+        weakref.finalize(wrapper, self._leave).atexit = False
+
+    def start(self) -> None:
+        """Start the watcher unless there is one."""
+        with self._lock:
+            if self.watcher is None:
+                self._is_over.clear()
+                self.watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
+                self.watcher.start()
+
+    def _leave(self) -> None:
+        self._num_served -= 1
+        watcher = self.watcher
+        if self._num_served == 0 and watcher is not None:
+            self._is_over.set()
+            if watcher is not threading.current_thread():
+                watcher.join(_ENDS_WITHIN_S)
+
+    def _forget_watcher(self) -> None:
+        self.watcher, self._lock, self._is_over = None, threading.Lock(), threading.Event()
+
+    def _watch(self) -> None:
+        logged: list[tuple[Peers, Wait]] = []
+        idle_before = False
+        while not self._is_over.wait(_PERIOD_S):
+            now = time.monotonic()
+            waiting = [(waiter, wait) for waiter in all_peers() if (wait := waiter.wait) is not None]
+            logged = [each for each in waiting if each in logged]
+            for waiter, wait in waiting:
+                if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
+                    logged.append((waiter, wait))
+                    waiter.log_slow_wait(wait, now - wait[0])
+            if not waiting and idle_before:
+                self.watcher = None
+                # Who began to wait before this line saw a watcher there; who does later starts one.
+                if any(waiter.wait for waiter in all_peers()):
+                    self.start()
+                return
+            idle_before = not waiting
+        self.watcher = None
+
+
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
 slow_waits = SlowWaits()
 _began = time.time()
+
+
+def all_peers() -> list[Peers]:
+    """Return the peers of every wrapper of this process."""
+    return [peers for company in list(_companies.values()) for peers in list(company.wrappers)]
 
 
 def _begin_as_a_fork() -> None:
@@ -405,6 +441,5 @@ def _say_why_the_process_ends() -> None:
     """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        for company in list(_companies.values()):
-            for peers in list(company.wrappers):
-                peers.ended_by(error)
+        for peers in all_peers():
+            peers.ended_by(error)

@@ -9,11 +9,10 @@ from operator import mul
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ddp_impl.torch_internals.distributed import reduces_on_host
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import rank_in, size_of
+from ddp_impl.wire.collectives import rank_in, size_of
 
 #: How long the digests are that ranks compare.
 NUM_BYTES = 4
@@ -70,6 +69,7 @@ class Round:
         flags = torch.tensor(told, dtype=torch.int32, device="cpu")
         self._sizes = (len(counts), len(of_rank_0), len(alike))
         self._num_ranks = size_of(group)
+        self._arrived: torch.Event | None = None
         on_host = device.type == "cpu" or (waits and reduces_on_host(group))
         self._stream = torch.Stream(device) if waits and not on_host else None
         if self._stream is None:
@@ -85,43 +85,31 @@ class Round:
         if self._stream is not None:
             with self._stream:
                 collectives.finished(self._work, "all_reduce", [self._flags])
-                return self._answer(self._flags)
-        collectives.finished(self._work, "all_reduce", [self._flags])
-        return self._answer(self._flags)
+                return self._answer()
+        if self._arrived is None:
+            collectives.finished(self._work, "all_reduce", [self._flags])
+        else:
+            self._arrived.synchronize()
+        return self._answer()
 
-    def deferred(self) -> Deferred:
-        """Let the device wait for all ranks and copy the answer to the host; the host does not wait."""
+    def defer(self) -> None:
+        """Let the device wait for all ranks and copy the answer to the host, which does not wait before `result`."""
         collectives.finished(self._work, "all_reduce", [self._flags])
-        copy = torch.empty_like(self._flags, device="cpu", pin_memory=True).copy_(self._flags, non_blocking=True)
-        arrived = torch.Event(self._flags.device)
-        arrived.record(torch.accelerator.current_stream(self._flags.device))
-        return Deferred(self, copy, arrived)
+        told, self._arrived = self._flags, torch.Event(self._flags.device)
+        self._flags = torch.empty_like(told, device="cpu", pin_memory=True).copy_(told, non_blocking=True)
+        self._arrived.record(torch.accelerator.current_stream(told.device))
 
-    def _answer(self, flags: Tensor) -> Answer:
+    @property
+    def is_here(self) -> bool:
+        """Whether the result of a deferred exchange makes nobody wait."""
+        return self._arrived is not None and bool(self._arrived.query())
+
+    def _answer(self) -> Answer:
         num_counts, num_first, num_alike = self._sizes
-        told: list[int] = flags.tolist()
+        told: list[int] = self._flags.tolist()
         counts, num_telling, rest = told[:num_counts], told[num_counts], told[num_counts + 1 :]
         first, sums, squares = rest[:num_first], rest[num_first : num_first + num_alike], rest[num_first + num_alike :]
         # Equal numbers are those whose squared sum is the sum of squares times the ranks (Cauchy and Schwarz).
         pairs = zip(sums, squares, strict=True)
         alike = [total * total == num_telling * square for total, square in pairs]
         return Answer(counts, alike, first, num_telling, self._num_ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """An answer on its way from the device to the host."""
-
-    _round: Round
-    _copy: Tensor
-    _arrived: torch.Event
-
-    @property
-    def is_here(self) -> bool:
-        """Whether reading it makes nobody wait."""
-        return bool(self._arrived.query())
-
-    def read(self) -> Answer:
-        """Return the answer; the host waits for the device if it must."""
-        self._arrived.synchronize()
-        return self._round._answer(self._copy)

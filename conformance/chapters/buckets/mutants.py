@@ -50,7 +50,7 @@ def MixesDtypes(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParame
 class _OneKind(BucketPlanning):
     def adopt(self, plan: BucketPlan) -> None:
         self.specs = [dataclasses.replace(spec, kind=()) for spec in self.specs]
-        super().adopt(plan if plan.capped else plan_for_unknown_order(self.specs))
+        super().adopt(plan if self.reduction.learnt.order else plan_for_unknown_order(self.specs))
 
 
 @replaces(BucketPlanning, "rebuild")

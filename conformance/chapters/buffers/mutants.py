@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.api.buffers import broadcast_state
+from ddp_impl.api.copied_state import broadcast_state
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.wire import collectives
 

@@ -282,5 +282,5 @@ _KEPT: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictiona
 @replaces(Ours, "forward")
 def TiesParameters(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a parameter that a forward returns is a copy, where the forward reaches frozen parameters alone."""
-    with mock.patch("ddp_impl.autograd.anchor.nn.Parameter", ()):
+    with mock.patch("ddp_impl.autograd.marks.nn.Parameter", ()):
         return forward(*inputs, **kwargs)

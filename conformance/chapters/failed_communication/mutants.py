@@ -16,7 +16,7 @@ from ddp_impl.buckets.comm_hooks import BoundHook
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
-from ddp_impl.wire.groups import size_of
+from ddp_impl.wire.collectives import size_of
 
 
 def _wait_only(work: Any, *_: Any) -> None:

@@ -24,8 +24,8 @@ from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summe
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.autograd.anchor import Anchor
-from ddp_impl.autograd.graph_search import GraphSearch
+from ddp_impl.autograd.hooks import GraphSearch
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
@@ -302,7 +302,7 @@ class _Views(torch.autograd.Function):
 
 
 @replaces(ParameterWatch, "check")
-def WatchesNoParameters(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> bool:
+def WatchesNoParameters(watch: ParameterWatch, check: Call, /, *, allow_removed: bool = False) -> bool:
     """BUG: nobody notices that a parameter was replaced after wrapping."""
     return False
 
@@ -314,10 +314,10 @@ def IsSilentOfWhatIsFrozen(watch: ParameterWatch, is_replaced: Call, name: str, 
 
 
 @replaces(ParameterWatch, "check")
-def NoticesNoSwap(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> Any:
+def NoticesNoSwap(watch: ParameterWatch, check: Call, /, *, allow_removed: bool = False) -> Any:
     """BUG: a parameter that is another tensor in C++ now, without our hook, goes unnoticed."""
     watch.in_cpp = list(map(tensor_in_cpp, watch.parameters))
-    return check(may_lose=may_lose)
+    return check(allow_removed=allow_removed)
 
 
 @replaces(Reduction, "collect")
@@ -497,7 +497,7 @@ def ForgetsItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
 @replaces(Ours, "attach_reducer")
 def AveragesForItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: while an output of a wrapper is left that nobody holds, other backwards of the module are averaged, too."""
-    with mock.patch.object(Reducer, "wrapper_is_gone"):
+    with mock.patch.object(Reducer, "wrapper_collected"):
         attach_reducer(members)
 
 

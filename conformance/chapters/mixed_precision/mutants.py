@@ -16,9 +16,8 @@ from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.module import casts, mixed_precision, replicas
-from ddp_impl.module.casts import Casts
-from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
+from ddp_impl.module import mixed_precision, replicas
+from ddp_impl.module.mixed_precision import Casts, MixedPrecision, PrecisionCaster
 from ddp_impl.module.replicas import Replica
 
 
@@ -204,7 +203,7 @@ def CastsInTheWay(casts: Casts, during_forward: Call, device: torch.device) -> I
 @replaces(Ours, "forward")
 def ReadsCastsInFlight(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the stream that computes does not wait for casts on another one."""
-    with mock.patch.object(casts.Batch, "wait"):
+    with mock.patch.object(mixed_precision.Batch, "wait"):
         return forward(*inputs, **kwargs)
 
 

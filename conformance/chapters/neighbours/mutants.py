@@ -24,11 +24,11 @@ from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import company, iteration
 from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.iteration import Progress, Run
-from ddp_impl.reducer.optimizer_in_backward import step_parameters
 from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.reducer.user_hooks import step_parameters
 from ddp_impl.wire.round import Answer
 
 
@@ -204,7 +204,7 @@ class _Silent(BucketPlanning):
 def ExchangesOrdersInForward(ddp: Any, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
     planning, reduction = ddp.reducer.planning, ddp.reducer.reduction
-    is_known = not (reduction.arrivals.learns_order or reduction.learnt.has_rebuilt_buckets)
+    is_known = not (reduction.arrivals.num_to_learn_from or reduction.learnt.has_rebuilt_buckets)
     if is_known and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
         BucketPlanning.exchange_order(planning, is_over=True)
         planning.await_order()

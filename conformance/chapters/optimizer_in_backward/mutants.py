@@ -13,9 +13,9 @@ from torch import Tensor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
+from ddp_impl.reducer.user_hooks import take_over_optimizers
 
 
 @replaces(Reducer, "finalize")

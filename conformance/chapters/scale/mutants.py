@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.api.buffers import broadcast_state
+from ddp_impl.api.copied_state import broadcast_state
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.base.telemetry import Telemetry, now_ns
-from ddp_impl.buckets import early_moves, gradients
+from ddp_impl.buckets import gradients
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.buckets.early_moves import EarlyMoves
+from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -187,5 +187,5 @@ def HidesCopies(reduction: Reduction, collected: Call, bucket: Bucket) -> Tensor
 @replaces(EarlyMoves, "came")
 def HidesEarlyMoves(moves: EarlyMoves, came: Call, index: int) -> None:
     """BUG: a profiler sees nothing of large gradients that move into their bucket when they come."""
-    with mock.patch.object(early_moves, "shown_to_profilers", return_value=nullcontext()):
+    with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
         came(index)

@@ -15,8 +15,8 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer.expectations import Expectation, Some
-from ddp_impl.reducer.iteration import Event
+from ddp_impl.reducer.expectations import Every, Some
+from ddp_impl.reducer.iteration import Event, Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -105,7 +105,7 @@ def ZeroesForUnused(reduction: Reduction, finalize_buckets: Call) -> None:
 @replaces(Some, "resolve_unused")
 def SearchesBeforeBackwardOnly(expectation: Some, resolve_unused: Call) -> list[int]:
     """BUG: parameters whose output the loss leaves out are waited for in vain."""
-    return Expectation.resolve_unused(expectation)
+    return Every.resolve_unused(expectation)
 
 
 @replaces(Reduction, "release_late")
@@ -118,7 +118,7 @@ def NeverSkips(reduction: Reduction, release_late: Call) -> None:
 def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
     """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
     iteration = reducer.reduction.iteration
-    if iteration.is_unfinished:
+    if iteration.progress not in (Progress.IDLE, Progress.AWAITS):
         iteration.enter(Event.RESET)
         iteration.in_flight.clear()
         reducer.arrivals.disarm()
@@ -178,7 +178,7 @@ def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
 
 
 @replaces(ParameterWatch, "check")
-def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> None:
+def RefusesLosses(watch: ParameterWatch, check: Call, /, *, allow_removed: bool = False) -> None:
     """BUG: a module that has lost a parameter is refused where parameters may be unused, too."""
     check()
 

@@ -19,7 +19,7 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.base import logs
+from ddp_impl.base import telemetry
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
@@ -94,7 +94,7 @@ class TellsOnlyItsOwnLog(Ours):
     """BUG: how graphs are cut goes to a log that TORCH_LOGS=+dynamo does not show."""
 
     def forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
-        with mock.patch.object(logs, "dynamo_log", logs.log):
+        with mock.patch.object(telemetry, "dynamo_log", telemetry.log):
             return super().forward_compiled(callback, inputs, kwargs)
 
 
