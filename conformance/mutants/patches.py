@@ -78,7 +78,7 @@ def replaces(owner: type[Any], *methods: str) -> Callable[[Call], Any]:
 
 def as_part(part: type[Any]) -> Any:
     """Return the mutant of `ddp_impl` that has a part of this class where that has one of its base."""
-    (kind,) = [known for known in (*_PLACES, *_MADE_IN) if issubclass(part, known)]
+    kind = next(base for base in part.__mro__ if base in _PLACES or base in _MADE_IN)
 
     def construct(_: Ours, init: Call, *args: Any, **options: Any) -> None:
         with mock.patch.object(_MADE_IN[kind], kind.__name__, part):
