@@ -85,19 +85,13 @@ def _parts(name: str, tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-_DTENSOR: type | None = None
-
-
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether `tensor` is a DTensor; costs nothing where none is in use."""
-    global _DTENSOR
-    if _DTENSOR is None:
-        if type(tensor) in _PLAIN or not torch.distributed.is_available():
-            return False
-        from torch.distributed.tensor import DTensor
+    """Whether `tensor` is a DTensor; costs little where none is in use."""
+    if type(tensor) in _PLAIN or not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
 
-        _DTENSOR = DTensor
-    return isinstance(tensor, _DTENSOR)
+    return isinstance(tensor, DTensor)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -134,14 +128,8 @@ def with_shard(like: Tensor, local: Tensor) -> Tensor:
     """Return a DTensor that is laid out as the DTensor `like` and whose local shard is `local`. Nothing is checked."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        local,
-        like.device_mesh,  # type: ignore[attr-defined]
-        like.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def describe_placement(tensor: Tensor) -> str:

@@ -83,7 +83,7 @@ class ParameterSwap:
             for owner, table in before:
                 _hand_back(table, parameter_table(owner))
                 set_parameter_table(owner, table)
-                _refresh_recurrent(owner)
+                refresh_recurrent(owner)
 
     def _own(self, owner: nn.Module, table: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what the names of the owner's parameters stand for in `table`."""
@@ -136,9 +136,4 @@ def _hand_back(table: dict[str, Any], used: dict[str, Any]) -> None:
 def _install(tensors: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
     for owner, own in tensors.items():
         parameter_table(owner).update(own)
-        _refresh_recurrent(owner)
-
-
-def _refresh_recurrent(owner: nn.Module) -> None:
-    if isinstance(owner, nn.RNNBase):
         refresh_recurrent(owner)

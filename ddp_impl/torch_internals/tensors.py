@@ -261,9 +261,10 @@ def buffer_table(module: nn.Module) -> dict[str, Any]:
     return module._buffers
 
 
-def refresh_recurrent(module: nn.RNNBase) -> None:
+def refresh_recurrent(module: nn.Module) -> None:
     """Let a recurrent layer compute with what is in its table of parameters: it keeps a second list of them."""
-    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+    if isinstance(module, nn.RNNBase):
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
 def ignored_names(module: nn.Module) -> Collection[str]:
