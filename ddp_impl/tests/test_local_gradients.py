@@ -20,7 +20,7 @@ def past_the_wrapper(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
 
 def a_layer_after_the_step(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
     ddp(x).sum().backward()
-    ddp.module[0](x).sum().backward()
+    next(ddp.module.children())(x).sum().backward()
 
 
 def called(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
