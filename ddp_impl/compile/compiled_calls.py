@@ -23,12 +23,11 @@ from ddp_impl.base.inner_tensors import is_distributed
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.base.telemetry import log
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind
+from ddp_impl.compile.active_compiler import ActiveCompiler, OwnGraphs, compiler_behind
 from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
-from ddp_impl.compile.own_graphs import OwnGraphs
 from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.torch_internals.compile import (
     Unsupported,
