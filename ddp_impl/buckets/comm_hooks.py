@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
 from ddp_impl.base.errors import CommunicationError
@@ -25,9 +26,14 @@ from ddp_impl.wire.collectives import size_of
 
 #: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
 _WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
-#: Hooks of torch's that sum over the group which is their state, or the default one: nothing else is in their futures.
-_OF_SUMS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
-_SUMS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+#: What those hooks of torch's cast gradients to that sum them over the group which is their state, or the default one.
+#: Nothing else is in their futures, and a graph can do the same.
+_WIRE_DTYPES = {
+    default_hooks.allreduce_hook: None,
+    default_hooks.fp16_compress_hook: torch.float16,
+    default_hooks.bf16_compress_hook: torch.bfloat16,
+}
+_BUILTIN_WIRE_DTYPES = {BuiltinCommHookType.ALLREDUCE: None, BuiltinCommHookType.FP16_COMPRESS: torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
             "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], not "
             f"{signature.return_annotation!r}"
         )
-    if getattr(hook, "__module__", "") == _OF_SUMS and hook.__name__ in _SUMS:
+    if any(hook is known for known in _WIRE_DTYPES):
         return BoundHook(lambda bucket: hook(state, bucket), lambda: state or dist.group.WORLD)
     return BoundHook(lambda bucket: hook(state, bucket))
 
@@ -139,6 +145,29 @@ def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook
     if kind == BuiltinCommHookType.FP16_COMPRESS:
         return BoundHook(lambda bucket: Compressed(torch.float16, bucket.buffer(), group()), group)
     raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """What gradients are cast to while they travel; None for their own dtype."""
+
+    dtype: torch.dtype | None = None
+
+
+def wire_format(registered: tuple[Any, Any] | None, group: dist.ProcessGroup) -> WireFormat | None:
+    """Return what a graph has to do in place of a comm hook, None if it cannot do what the hook does.
+
+    `registered` is (state, hook) as `register_comm_hook` was given them, (type, None) for a built-in hook, None if no
+    hook is registered. A hook that reduces over another group than `group` is none of ours.
+    """
+    if registered is None:
+        return WireFormat()
+    state, hook = registered
+    if hook is None:
+        return WireFormat(_BUILTIN_WIRE_DTYPES[state]) if state in _BUILTIN_WIRE_DTYPES else None
+    if hook in _WIRE_DTYPES and (state is None or state is group):
+        return WireFormat(_WIRE_DTYPES[hook])
+    return None
 
 
 def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
