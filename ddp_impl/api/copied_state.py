@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_impl.api.torch_names import TorchSurface
-from ddp_impl.base.inner_tensors import described, memory
+from ddp_impl.base.nested_tensors import described, memory
 from ddp_impl.buckets.comm_hooks import BufferHook, BufferHookLocation
 from ddp_impl.module.replicas import verify_buffers
 from ddp_impl.torch_internals.distributed import timeout_of

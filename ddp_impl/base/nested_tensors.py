@@ -1,4 +1,13 @@
-"""The tensors in what modules take and return: found wherever they are, or replaced in ordinary containers."""
+"""Tensors within others: in what modules take and return, wherever they are; and those that a tensor is made of.
+
+An operation on a tensor that is made of several is one on each of them. A broadcast of it would be as many collectives,
+of which whoever waits for its work waits for one. So ranks copy, and compare before they do, the memory behind it.
+
+Of a DTensor, DDP averages this rank's local shard. A module parallelised over one dimension of a mesh keeps its
+parameters, in name, type and placement, when it is wrapped over another dimension: ranks that hold the same shard
+average it, each in its own place. torch's own way replaces parameters by plain tensors around each forward, and they
+are gone from `parameters()` meanwhile (pytorch/pytorch#106583, #120479).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +16,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, compress
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ddp_impl.torch_internals.tensors import has_operators, plain_alias
 
 
 def find_tensors(value: Any) -> list[Tensor]:
@@ -120,3 +131,131 @@ def _is_rref(kind: type) -> bool:
     from torch.distributed.rpc import RRef
 
     return issubclass(kind, RRef)
+
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_LAYOUT = attrgetter("layout")
+_REMEDY = (
+    "name it, before wrapping, in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names), "
+    "which keeps such names in module._ddp_params_and_buffers_to_ignore"
+)
+
+
+def memory(kind: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the plain dense tensors that hold the values of these, in their order, sharing their storage.
+
+    Of a DTensor they are those of the local shard; of a class with `__tensor_flatten__` those of all that it is made
+    of. Raises `RuntimeError` with kind ("buffer") and name of one whose values cannot be copied: they have no memory
+    that is known, or no place of their own, as a sparse tensor's.
+    """
+    given = list(tensors.values())
+    if _PLAIN.issuperset(map(type, given)) and {torch.strided}.issuperset(map(_LAYOUT, given)):  # in C, as mostly
+        return given
+    return [part for name, tensor in tensors.items() for part in _parts(f"{kind} '{name}'", tensor)]
+
+
+def described(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return in words how the memory of each tensor has to be on every rank; raises as `memory` does."""
+    return {name: _described(f"{kind} '{name}'", tensor) for name, tensor in tensors.items()}
+
+
+def _described(name: str, tensor: Tensor) -> str:
+    parts = _parts(name, tensor)
+    texts = [f"{list(part.shape)} {part.dtype} on {part.device.type}" for part in parts]
+    return texts[0] if len(parts) == 1 and parts[0] is tensor else f"{type(tensor).__name__} of {', '.join(texts)}"
+
+
+def refuse_composite(name: str, parameter: Tensor) -> None:
+    """Raise `RuntimeError` for a parameter that is made of other tensors: a bucket has one place for its gradient."""
+    local = local_tensor(parameter) if is_distributed(parameter) else parameter
+    if has_operators(local) and plain_alias(local) is None:
+        raise RuntimeError(
+            f"parameter '{name}' is a {type(local).__name__}, a tensor that is made of others, and requires a gradient "
+            f"of which DistributedDataParallel could average one part only. Freeze it (requires_grad_(False)), or "
+            f"{_REMEDY}"
+        )
+
+
+def _parts(name: str, tensor: Tensor) -> list[Tensor]:
+    if is_distributed(tensor):
+        return _parts(name, local_tensor(tensor))
+    if type(tensor) not in _PLAIN and tensor.layout is torch.strided:
+        is_composite, flatten = has_operators(tensor), getattr(tensor, "__tensor_flatten__", None)
+        if is_composite and flatten is not None:
+            return [part for inner in flatten()[0] for part in _parts(f"{name}.{inner}", getattr(tensor, inner))]
+        alias = plain_alias(tensor)
+        if alias is None and is_composite:
+            raise RuntimeError(
+                f"{name} is a {type(tensor).__name__}, which has no memory of its own and does not say what it is made "
+                f"of (__tensor_flatten__), so that rank 0's values cannot be copied to it. Give its class that method, "
+                f"or {_REMEDY}"
+            )
+        tensor = tensor if alias is None else alias
+    if tensor.layout is not torch.strided:
+        raise RuntimeError(
+            f"{name} has layout {tensor.layout}, and only dense tensors can be copied from rank 0. Keep it dense "
+            f"(to_dense()), take it out of the module, or {_REMEDY}"
+        )
+    return [tensor]
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether `tensor` is a DTensor; costs little where none is in use."""
+    if type(tensor) in _PLAIN or not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the local shard of a DTensor, detached and sharing its storage; any other tensor detached."""
+    if not is_distributed(tensor):
+        return tensor.detach()
+    return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+def local_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient's local tensor, in the parameter's placement.
+
+    Autograd may leave a gradient in another one: that of a normalisation whose inputs are split over the sequence is a
+    partial sum. It is brought into the parameter's placement, as the optimizer would have to do it in every operation.
+    Averages could be of partial sums as well, but a rank that did not use the parameter would not know that they are,
+    and would take them for the whole. It is a collective of the tensor-parallel group, if it is one at all, and
+    placements are equal on all its ranks: they come to it alike.
+    """
+    gradient = parameter.grad
+    if gradient is None or not is_distributed(parameter):
+        return gradient
+    if gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+        gradient = gradient.detach().redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        parameter.grad = gradient
+    return local_tensor(gradient)
+
+
+def set_local_gradient(parameter: Tensor, local: Tensor) -> None:
+    """Give `parameter` a gradient whose local shard is `local`."""
+    parameter.grad = with_shard(parameter, local) if is_distributed(parameter) else local
+
+
+def with_shard(like: Tensor, local: Tensor) -> Tensor:
+    """Return a DTensor that is laid out as the DTensor `like` and whose local shard is `local`. Nothing is checked."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def describe_placement(tensor: Tensor) -> str:
+    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor.
+
+    Ranks that average it must hold the same shard: text that differs between them shows that they do not, because the
+    group is the wrong dimension of a mesh or ranks spread the module differently.
+    """
+    if not is_distributed(tensor):
+        return ""
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    text = f"{list(placements)} of {list(tensor.shape)} over {'x'.join(map(str, mesh.shape))} ranks"
+    if all(placement.is_replicate() for placement in placements):
+        return text
+    return f"{text}, this rank in place {mesh.get_coordinate()} of them"

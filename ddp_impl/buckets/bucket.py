@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ddp_impl.base.inner_tensors import is_distributed, local_tensor
+from ddp_impl.base.nested_tensors import is_distributed, local_tensor
 from ddp_impl.base.options import LARGE_NUMEL, ReducerOptions
 from ddp_impl.buckets.plan import BucketPlan, ParameterSpec
 

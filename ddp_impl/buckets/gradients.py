@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ddp_impl.base.errors import ReductionError
-from ddp_impl.base.inner_tensors import is_distributed, local_gradient, local_tensor, set_local_gradient
 from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.nested_tensors import is_distributed, local_gradient, local_tensor, set_local_gradient
 from ddp_impl.base.telemetry import Observer
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter, is_dense_without_overlap
 from ddp_impl.torch_internals.autograd import profiler_runs, shown_to_profilers

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.base.inner_tensors import is_distributed, with_shard
+from ddp_impl.base.nested_tensors import is_distributed, with_shard
 from ddp_impl.compile.checked_group import checked
 from ddp_impl.torch_internals.distributed import register_group_name, unregister_group_name
 from ddp_impl.torch_internals.tensors import functional_collectives

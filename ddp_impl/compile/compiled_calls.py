@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_impl.base import messages
-from ddp_impl.base.inner_tensors import is_distributed
 from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.nested_tensors import is_distributed
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.base.telemetry import log
 from ddp_impl.compile.active_compiler import ActiveCompiler, OwnGraphs, compiler_behind

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_impl.base.inner_tensors import local_tensor
-from ddp_impl.base.nested_tensors import cast
+from ddp_impl.base.nested_tensors import cast, local_tensor
 from ddp_impl.module.parameter_swap import ParameterSwap
 from ddp_impl.torch_internals.autograd import in_backward
 from ddp_impl.torch_internals.tensors import drop_forward_hooks

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 
-from ddp_impl.base.inner_tensors import local_tensor, refuse_composite
 from ddp_impl.base.messages import enumerate_names
+from ddp_impl.base.nested_tensors import local_tensor, refuse_composite
 from ddp_impl.buckets.bucket import Layout, ManagedParameter
 from ddp_impl.torch_internals.tensors import buffer_table, child_table, ignored_names, parameter_table, tensor_in_cpp
 

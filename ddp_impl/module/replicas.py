@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl.base.errors import ReplicaMismatchError
-from ddp_impl.base.inner_tensors import describe_placement, described, local_tensor
+from ddp_impl.base.nested_tensors import describe_placement, described, local_tensor
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.wire import collectives

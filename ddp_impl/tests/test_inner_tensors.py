@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.base.inner_tensors import memory
+from ddp_impl.base.nested_tensors import memory
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 

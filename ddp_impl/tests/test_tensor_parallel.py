@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from ddp_impl.base.inner_tensors import describe_placement, is_distributed, local_gradient, set_local_gradient
+from ddp_impl.base.nested_tensors import describe_placement, is_distributed, local_gradient, set_local_gradient
 from ddp_impl.tests.ranks import run_ranks
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "drop_in.md"

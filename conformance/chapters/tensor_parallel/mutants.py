@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.base.inner_tensors import local_tensor, set_local_gradient
+from ddp_impl.base.nested_tensors import local_tensor, set_local_gradient
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.gradients import GradientHome
 from ddp_impl.module import replicas
