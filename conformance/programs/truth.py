@@ -9,7 +9,7 @@ import torch
 
 from conformance.errors import certain
 from conformance.models.catalogue import ModelFixture, get_fixture
-from conformance.observation import Facts
+from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import UNSTATED, RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
@@ -30,6 +30,10 @@ def truth_of(scenario: Scenario) -> Mapping[int, Facts]:
         return on_plain_ranks(scenario.world_size, lambda rank, group: _observed(scenario, rank, group))
 
 
+#: What a mistake of the program's own raises, of whatever DDP: as an expectation it would hold for every one.
+_MISTAKES = frozenset({"AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError"})
+
+
 class PlainContext(RankContext):
     """A plain rank's view: a fact that must be something is that, whatever the plain DDP has made of it."""
 
@@ -45,6 +49,8 @@ class PlainContext(RankContext):
     def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
         """Report as expected what the fact must be, the value that it has here if the program does not say."""
         if must is UNSTATED:
+            is_mistake = isinstance(value, Raised) and value.type in _MISTAKES
+            certain(not is_mistake, f"program {self.scenario.program} itself raises {value}")
             super().observe(name, value)
         else:
             certain(name not in self.facts, f"fact {name} observed twice")

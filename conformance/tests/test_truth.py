@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from conformance.errors import OwnMistake
 from conformance.models.catalogue import get_fixture
 from conformance.models.optimizers import LEARNING_RATE, MOMENTUM
+from conformance.programs.rank_context import RankContext
 from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario, Step
 from conformance.truth.device import single_threaded
@@ -183,6 +186,16 @@ def test_inexact_gradients_are_an_error_of_the_harness(monkeypatch: pytest.Monke
     monkeypatch.setattr("conformance.models.catalogue.make_exact", lambda module: module)
     with pytest.raises(AssertionError, match="multiple of"):
         truth_of(scenario("mlp", 3, seed=12345))
+
+
+def test_a_mistake_of_the_program_is_an_error_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(ctx: RankContext) -> None:
+        with ctx.catching("raised"):
+            ctx.no_such_attribute  # type: ignore[attr-defined]  # noqa: B018
+
+    monkeypatch.setattr("conformance.programs.truth.get_program", lambda _: SimpleNamespace(body=mistaken))
+    with pytest.raises(OwnMistake, match="program train itself raises AttributeError"):
+        truth_of(scenario())
 
 
 def digest(run: Scenario) -> str:
