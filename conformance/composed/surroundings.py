@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
 
 _T = TypeVar("_T")
 _Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -86,13 +89,32 @@ class Surroundings:
             return call()
 
 
-def run_within(around: str, call: Callable[[], _T]) -> _T:
-    """Return what `call` returns, of whatever phases, run within `anomaly`, `function_mode`, `thread` or nothing.
+@contextlib.contextmanager
+def _loader_workers() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # the truth's ranks are threads, and need no workers
+        yield
+        return
+    handler = signal.getsignal(signal.SIGCHLD)  # torch's loader sets one, once
+    batches = iter(DataLoader(range(4), num_workers=2, multiprocessing_context="fork"))
+    try:
+        next(batches)
+        yield
+        next(batches)
+    finally:
+        del batches
+        signal.signal(signal.SIGCHLD, handler)
 
-    A thread is a new one.
+
+def run_within(around: str, call: Callable[[], _T]) -> _T:
+    """Return what `call` returns, run within `anomaly`, `function_mode`, `thread`, `loader_workers` or nothing.
+
+    A thread is a new one. Workers of a data loader are forks of this process, which live while `call` runs.
     """
     if around == "thread":
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(call).result()
+    if around == "loader_workers":
+        with _loader_workers():
+            return call()
     with _AROUND_ALL.get(around, contextlib.nullcontext)():
         return call()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,15 @@ class Record:
     note: Any = None
 
 
+@dataclass
+class Unset:
+    """Two outputs, and a field that nobody sets."""
+
+    first: Tensor
+    second: Tensor
+    later: Any = field(init=False)
+
+
 class Opaque:
     """Two outputs inside an object of a class that no DDP knows."""
 
@@ -68,6 +77,26 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _list_of_itself(first: Tensor, second: Tensor, marker: Marker) -> list[Any]:
+    outputs: list[Any] = [first, second, marker]
+    outputs.append(outputs)
+    return outputs
+
+
+def _dict_of_itself(first: Tensor, second: Tensor, marker: Marker) -> dict[str, Any]:
+    outputs: dict[str, Any] = {"a": first, "b": second, "m": marker}
+    outputs["all"] = (outputs,)
+    return outputs
+
+
+def _jagged(first: Tensor, second: Tensor, marker: Marker) -> tuple[Any, ...]:
+    return first, torch.nested.as_nested_tensor([second[:1], second[1:]], layout=torch.jagged), marker
+
+
 STRUCTURES: Mapping[str, Structure] = {
     "tensor": Structure(lambda a, b, _: a + b[:, :1], lambda out: (out,), _kind),
     "tuple": Structure(lambda a, b, m: (a, b, m), lambda out: (out[0], out[1]), _kind, lambda out: out[2]),
@@ -89,6 +118,12 @@ STRUCTURES: Mapping[str, Structure] = {
         _kind,
         lambda out: out["record"][0].note,
     ),
+    "unset_field": Structure(lambda a, b, _: Unset(a, b), lambda out: (out.first, out.second), _type),
+    "list_of_itself": Structure(_list_of_itself, lambda out: (out[0], out[3][1]), _type, lambda out: out[3][3][2]),
+    "dict_of_itself": Structure(
+        _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]
+    ),
+    "jagged": Structure(_jagged, lambda out: (out[0], torch.cat(out[1].unbind())), _type, lambda out: out[2]),
     "opaque": Structure(lambda a, b, _: Opaque(a, b), lambda out: (out.first, out.second), _kind),
 }
 

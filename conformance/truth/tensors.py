@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,15 +57,23 @@ def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Return the tensors in an output: in tuples, lists, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from itertools.chain.from_iterable(map(tensors_in, value.values()))
-    elif isinstance(value, (list, tuple)):
-        yield from itertools.chain.from_iterable(map(tensors_in, value))
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from itertools.chain.from_iterable(
-            tensors_in(getattr(value, name)) for name in value.__dataclass_fields__
-        )
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in an output: in tuples, lists, mappings and dataclasses, each container once."""
+    found, waiting, seen = list[Tensor](), [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif id(part) not in seen:  # a container may hold itself
+            seen.add(id(part))
+            waiting += reversed(_parts(part))
+    return found
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value
+    fields = getattr(value, "__dataclass_fields__", ())
+    return [getattr(value, name) for name in fields if hasattr(value, name)]  # a field may be left unset

@@ -81,6 +81,8 @@ CIRCUMSTANCES: Mapping[str, Circumstance] = {
     "trained_in_a_thread": Circumstance(steps_in="thread"),
     "all_in_threads": Circumstance(_after_a_training, "thread", "thread"),
     "anomaly_detection": Circumstance(wraps_in="anomaly", steps_in="anomaly"),
+    "wrapped_beside_loader_workers": Circumstance(wraps_in="loader_workers"),
+    "trained_beside_loader_workers": Circumstance(steps_in="loader_workers"),
     "function_mode": Circumstance(wraps_in="function_mode", steps_in="function_mode"),
 }
 
