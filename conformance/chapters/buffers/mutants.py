@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.api import copied_state
 from ddp_impl.api.copied_state import broadcast_state
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.wire import collectives
@@ -156,6 +157,13 @@ def CountsBuffersOnce(watch: ParameterWatch, check: Call, /, **kwargs: Any) -> b
 def CopiesListsByKernels(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: where no kernel copies lists of a dtype, every rank but the one that sends raises."""
     with mock.patch.object(collectives, "foreach_copy_", _by_kernels):
+        sync_buffers(authoritative)
+
+
+@replaces(Ours, "_sync_buffers")
+def ComparesNoChangedBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
+    """BUG: ranks copy buffers that have changed without having compared them."""
+    with mock.patch.object(copied_state, "verify_buffers"):
         sync_buffers(authoritative)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.chapters.buffers.changed_buffers import CHANGES
 from conformance.chapters.grid import Grid
 from conformance.chapters.variants import (
     LOCAL_BUFFERS,
@@ -32,6 +33,15 @@ def scenarios() -> Iterator[Scenario]:
     yield from _autograd()
     yield from _silence()
     yield from _batch_norm()
+    yield from _changed()
+
+
+def _changed() -> Iterator[Scenario]:
+    alike = [arguments(change, first=change, others=change) for change in CHANGES]
+    yield from _grid("BUFFER-08", "changed", "changed_buffers", (1, 2, 3), alike)
+    pairs = [(first, others) for first in CHANGES for others in CHANGES if first != others]
+    apart = [arguments(f"{first}-{others}", first=first, others=others) for first, others in pairs]
+    yield from _grid("BUFFER-14", "changed", "changed_buffers", (2, 3), apart, deadline_s=5.0)
 
 
 def _drifting() -> Iterator[Scenario]:

@@ -513,3 +513,11 @@ def ComparesTrainedNamesOnly(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -
 
     with mock.patch.object(distributed, "describe", of_trained):
         init(*args, **kwargs)
+
+
+@replaces(Ours, "forward")
+def StaysLocalWithoutItsGroup(ddp: Ours, forward: Call, *args: Any, **kwargs: Any) -> Any:
+    """BUG: gradients stay each rank's own once the user has destroyed the group."""
+    exists = ddp.process_group in dist.distributed_c10d._world.pg_map
+    with contextlib.nullcontext() if exists else ddp.no_sync():
+        return forward(*args, **kwargs)

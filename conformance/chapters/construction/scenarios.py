@@ -146,6 +146,7 @@ def _calls() -> Iterator[Scenario]:
     yield from _grid("CONS-26", "", "autograd_use", (2, 3), shared, either_view)
     for world_size in (2, 3, 4):
         yield from _grid("CONS-27", "two-groups", "subgroups", world_size, (PLAIN, _FIND))
+    yield from _grid("CONS-40", "group-destroyed", "destroyed_group", (2, 3), (PLAIN, _FIND))
 
 
 def _users_errors() -> Iterator[Scenario]:

@@ -1,4 +1,4 @@
-"""Program `subgroups`: two DDPs at once, each in its own process group."""
+"""Programs `subgroups`: two DDPs at once, each in its own group; `destroyed_group`: one that outlives its group."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
+from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
 
@@ -52,3 +53,26 @@ def subgroups(ctx: RankContext) -> None:
 
 
 subgroups.expects(truth_of)
+
+
+@program("destroyed_group", invariants=("leaves_no_trace",))
+def destroyed_group(ctx: RankContext) -> None:
+    """Train 3 steps in a group of the module's own, which the user destroys behind the first.
+
+    Observes `outcome`: the gradients of all steps, or what was raised in place of them. All ranks run it.
+    """
+    group = dist.new_group(list(range(ctx.world_size)))
+    module = _build(0).to(ctx.device)
+    model = ctx.wrap(module, process_group=group)
+
+    def step(model: nn.Module, turn: RankStep) -> None:
+        _step(model, turn)
+        if turn.step == 0:
+            dist.destroy_process_group(group)
+
+    observe_run(
+        ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), refusal=Raises(("RuntimeError", "ValueError"))
+    )
+
+
+destroyed_group.expects(truth_of)
