@@ -53,11 +53,9 @@ def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
 
 
 def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excuses:
-    from conformance.cli.known_failures import either, excuses_from, shipped_excuses
-    from conformance.run.environment import package_version
-    from conformance.run.known_failures import Circumstances
+    from conformance.cli.known_failures import circumstances_here, either, excuses_from, shipped_excuses
 
-    circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+    circumstances = circumstances_here(subject, backend)
     given = []
     if file := config.getoption("--ddp-expectations"):
         given.append(excuses_from(Path(file), load_scenarios(), circumstances))

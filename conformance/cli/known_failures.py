@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.errors import KnownFailureError
 from conformance.run.baseline import ALONE, Baseline, check_baseline, is_baseline, read_baseline, shipped_baseline
+from conformance.run.environment import package_version
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
@@ -20,8 +22,11 @@ from conformance.run.known_failures import (
 from conformance.run.outcome import NATIVE
 from conformance.run.report import Report
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP
 from conformance.verdict import ScenarioResult, Verdict
+
+if TYPE_CHECKING:
+    from conformance.backends.backend import Backend
+    from conformance.subjects.subject import Subject
 
 
 def read_file(path: Path) -> tuple[KnownFailure, ...]:
@@ -58,7 +63,7 @@ def excuses_from(path: Path, scenarios: Iterable[Scenario], circumstances: Circu
 
 def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
     """Return what `baseline` knows; raises `KnownFailureError` if the DDP under test is not torch's."""
-    if circumstances.subject not in (NATIVE, NO_DDP.name):
+    if circumstances.subject != NATIVE and not circumstances.without_ddp:
         raise KnownFailureError(
             f"a baseline says what torch's own DDP breaks; it goes with --ddp torch, got --ddp {circumstances.subject}."
             " For other DDPs write down what is known of them: docs/known_failures.md"
@@ -71,7 +76,7 @@ def shipped_excuses(circumstances: Circumstances) -> Excuses:
 
     Where a backend is tried by itself, what gloo breaks by itself.
     """
-    if circumstances.subject == NO_DDP.name:
+    if circumstances.without_ddp:
         return excuses_of(shipped_baseline(circumstances.torch, ALONE), circumstances)
     excuses = [excuses_of(shipped_baseline(circumstances.torch), circumstances)]
     if circumstances.device != "cpu":
@@ -106,7 +111,14 @@ def _baseline_in(path: Path, text: str, scenarios: Iterable[Scenario]) -> Baseli
     return baseline
 
 
+def circumstances_here(subject: Subject, backend: Backend) -> Circumstances:
+    """Return the circumstances of a run of `subject` over `backend` on this machine."""
+    torch = package_version("torch")
+    return Circumstances(subject.name, backend.name, backend.device_type, torch, without_ddp=not subject.is_ddp)
+
+
 def circumstances_of(report: Report) -> Circumstances:
     """Return the circumstances of a finished run; nothing that the report names is imported."""
     device = str(report.environment.get("device_type", ""))
-    return Circumstances(report.subject.name, report.backend, device, report.package_version("torch"))
+    torch = report.package_version("torch")
+    return Circumstances(report.subject.name, report.backend, device, torch, without_ddp=report.is_about_backend)

@@ -117,9 +117,9 @@ def _replayed(
     from conformance.run import runner
     from conformance.run.watched_ranks import WatchedRanks
     from conformance.workers.controller import Controller
-    from conformance.workers.finder import find_backend, find_subject
+    from conformance.workers.finder import find_judged
 
-    subject, backend = find_subject(ddp), find_backend(backend_name)
+    subject, backend = find_judged(repeated, ddp, backend_name)
     runner.check_world_sizes((repeated[0].world_size,), backend)
     runner.check(repeated, backend)
     preloads = preloads_of(repeated)

@@ -18,7 +18,7 @@ from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.certified import refuse_to_certify
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.known_failures import either, excuses_from, shipped_excuses
+from conformance.cli.known_failures import circumstances_here, either, excuses_from, shipped_excuses
 from conformance.cli.options import NamedPath, jobs_option, selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
@@ -35,8 +35,7 @@ from conformance.report.progress import ProgressBar
 from conformance.report.read import read_report
 from conformance.report.resumed import found_before
 from conformance.report.terminal import print_report
-from conformance.run.environment import capture_environment, package_version
-from conformance.run.known_failures import Circumstances
+from conformance.run.environment import capture_environment
 from conformance.run.order import LISTED, ORDERS, Order
 from conformance.run.outcome import Progress
 from conformance.run.patience import MOST_HANGS, nothing_but_hangs
@@ -318,21 +317,18 @@ def _judge(
         check_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
-    from conformance.programs.registry import get_program
     from conformance.report.html import html_page
     from conformance.run import runner
     from conformance.run.lanes import num_lanes
-    from conformance.subjects.subject import NO_DDP
-    from conformance.workers.finder import find_backend, find_subject
+    from conformance.workers.finder import find_judged
 
-    about_backend = all(get_program(one.program).without_ddp for one in scenarios)
-    subject, backend = NO_DDP if about_backend else find_subject(ddp), find_backend(backend_name)
+    subject, backend = find_judged(scenarios, ddp, backend_name)
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(request.selection.world_sizes, backend)
     how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast}
-    circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+    circumstances = circumstances_here(subject, backend)
     excuses = []
     if request.known_failures is not None:
         excuses.append(excuses_from(request.known_failures, everything, circumstances))
@@ -345,7 +341,7 @@ def _judge(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
     begun = replace(Report.of(
-        (), (), subject=JudgedSubject(subject.name, subject.target, subject.source), interrupted=True,
+        (), (), subject=JudgedSubject.of(subject), interrupted=True,
         backend=backend.source or backend.name, num_selected=len(scenarios), selection=assignment, duration_s=0.0,
         environment={**capture_environment(), "device_type": backend.device_type},
     ), specification=request.spec)  # fmt: skip
@@ -408,7 +404,7 @@ def _judge(
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.")
-        if report.failures and backend.name != "gloo" and report.subject.name != NO_DDP.name:
+        if report.failures and backend.name != "gloo" and not report.is_about_backend:
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
             console.print(f"To check the backend by itself: {smoke}", soft_wrap=True)
         page = write_page(html_page([report], [folder]), folder)

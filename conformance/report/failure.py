@@ -93,7 +93,7 @@ def last_failed_command(subject: str, backend: str, folder: Path) -> str:
 
 
 def _command(words: list[str], subject: str, backend: str) -> str:
-    if subject != "ddp_impl":
+    if subject not in ("", "ddp_impl"):
         words = [*words, "--ddp", subject]
     if backend != "gloo":
         words = [*words, "--backend", backend]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from jinja2 import Environment
 
 from conformance.checkers.explanation import counted
+from conformance.run.outcome import reasons_unsupported
 from conformance.run.report import Report
 from conformance.verdict import Verdict
 
@@ -47,14 +50,22 @@ def headline(report: Report) -> str:
 
 
 def kept(report: Report) -> str:
-    """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that it does not declare`."""
+    """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that acme does not declare`; a DDP is `it`."""
     asked = counted(len(report.owed), "requirement")
     said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
-        said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities that it does not declare")
+        need = "needs" if undeclared == 1 else "need"
+        said.append(f"{undeclared} {need} capabilities that {' or '.join(_undeclaring(report))} does not declare")
     if unknown := _number(report, Verdict.UNKNOWN) + _number(report, Verdict.HARNESS_ERROR):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)
+
+
+def _undeclaring(report: Report) -> list[str]:
+    """Return who declares too little for some scenarios: `it`, which was judged, or the backend below it by name."""
+    reasons = " ".join(reason for reason, _ in reasons_unsupported(report.scenarios))
+    names = sorted(set(re.findall(r"(\S+) declares no ", reasons)), key=lambda name: name != report.subject.name)
+    return ["it" if name == report.subject.name else name for name in names] or ["it"]
 
 
 def _version(report: Report) -> str:
@@ -67,7 +78,7 @@ def _number(report: Report, verdict: Verdict) -> int:
 
 def badge_svg(report: Report) -> str:
     """Return a badge for a README, drawn without any other file."""
-    left, right = "DDP conformance", headline(report)
+    left, right = f"{'backend' if report.is_about_backend else 'DDP'} conformance", headline(report)
     colour = _GREEN if report.is_green else _RED if report.failures else _GREY
     left_width, right_width = (round(len(text) * _CHARACTER_WIDTH) + 12 for text in (left, right))
     template = Environment(autoescape=True).from_string(_BADGE)

@@ -37,8 +37,7 @@ def markdown(report: Report, last: Report | None = None) -> str:
     lines = [
         f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
-        f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
-        f" {as_text(report.counts)}",
+        f"{as_code(report.tested)}, torch {as_code(torch_version)}: {as_text(report.counts)}",
         *told,
     ]
     text = "\n".join(lines) + "\n"

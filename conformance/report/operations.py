@@ -18,11 +18,15 @@ _AXES = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of an axis: in how many cells an operation was tried with it, and in how many of them it was wrong."""
+    """One value of an axis: in how many cells an operation was tried with it, and in how many of them it was wrong.
+
+    `known` are the wrong cells of scenarios that failed as the baseline, or a file of known failures, says.
+    """
 
     name: str
     cells: int
     wrong: int
+    known: int = 0
 
     @property
     def share(self) -> float:
@@ -31,12 +35,18 @@ class Value:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL where every cell was wrong, UNKNOWN where some were: then another axis may be to blame."""
-        return Verdict.PASS if not self.wrong else Verdict.FAIL if self.wrong == self.cells else Verdict.UNKNOWN
+        """FAIL where every cell was wrong, UNKNOWN where some were: then another axis may be to blame.
+
+        UNSUPPORTED where all that is wrong was known.
+        """
+        if self.wrong == self.known:
+            return Verdict.UNSUPPORTED if self.known else Verdict.PASS
+        return Verdict.FAIL if self.wrong == self.cells else Verdict.UNKNOWN
 
     def __str__(self) -> str:
-        """Return e.g. `polled 8/8`."""
-        return f"{self.name} {self.wrong}/{self.cells}".strip()
+        """Return e.g. `polled 8/8`, or `polled 8/8 known`."""
+        known = "" if not self.known else " known" if self.known == self.wrong else f" {self.known} known"
+        return f"{self.name} {self.wrong}/{self.cells}{known}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +81,27 @@ def operation_matrix(outcomes: Iterable[Outcome]) -> OperationMatrix:
     """Return what `outcomes` tried, all together; the operation with most wrong cells first."""
     cells: dict[str, Counter[str]] = {}
     wrong: dict[str, Counter[str]] = {}
+    known: dict[str, Counter[str]] = {}
     for outcome in outcomes:
         for operation, counts in outcome.tried.items():
             for name, (tried, found) in counts.items():
                 cells.setdefault(operation, Counter())[name] += tried
                 wrong.setdefault(operation, Counter())[name] += found
+                known.setdefault(operation, Counter())[name] += found * outcome.is_excused
     there = {name.partition(" ")[0] for counts in cells.values() for name in counts if name}
     axes = (*(axis for axis in _AXES if axis in there), *sorted(there - set(_AXES)))
-    rows = [_row(operation, axes, cells[operation], wrong[operation]) for operation in cells]
+    rows = [_row(operation, axes, cells[operation], wrong[operation], known[operation]) for operation in cells]
     return OperationMatrix(axes, tuple(sorted(rows, key=lambda row: (-row.total.wrong, row.operation))))
 
 
-def _row(operation: str, axes: Iterable[str], cells: Counter[str], wrong: Counter[str]) -> OperationRow:
+def _row(
+    operation: str, axes: Iterable[str], cells: Counter[str], wrong: Counter[str], known: Counter[str]
+) -> OperationRow:
     by_axis: dict[str, list[Value]] = {}
     for name, count in cells.items():
         axis, _, value = name.partition(" ")
-        by_axis.setdefault(axis, []).append(Value(value, count, wrong[name]))
-    total = Value("", cells[""], wrong[""])
+        by_axis.setdefault(axis, []).append(Value(value, count, wrong[name], known[name]))
+    total = Value("", cells[""], wrong[""], known[""])
     return OperationRow(operation, total, tuple(_of_axis(by_axis.get(axis, []), total) for axis in axes))
 
 

@@ -1,4 +1,4 @@
-"""Results over time: stored reports as pages, one for each DDP on a backend, and a badge for each."""
+"""Results over time: stored reports as pages, one for each DDP on a backend or backend alone, and a badge for each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """The DDP and the backend, as a file's name."""
-        return re.sub(r"[^\w.-]+", "_", f"{self.report.subject.name}-{self.report.backend}")
+        """What was judged, as a file's name."""
+        return re.sub(r"[^\w.-]+", "_", self.report.tested.replace(" over ", "-"))
 
     @property
     def column(self) -> str:
@@ -69,20 +69,23 @@ def results_pages(stored: Sequence[Stored]) -> Mapping[str, str]:
 
 
 def _index(by_name: Mapping[str, Sequence[Stored]]) -> str:
-    lines = ["# Results", "", "| DDP | backend | last run | result | runs |", "|---|---|---|---|--:|"]
-    for name, history in by_name.items():
-        last = history[-1]
-        lines.append(
-            f"| [{as_text(last.report.subject.name)}]({name}.md) | {as_text(last.report.backend)} |"
-            f" {as_text(last.column)} | {as_text(headline(last.report))} | {len(history)} |"
-        )
+    lines = ["# Results"]
+    for judged, alone in (("DDP over a backend", False), ("backend by itself", True)):
+        rows = [
+            f"| [{as_text(last.report.tested)}]({name}.md) | {as_text(last.column)} |"
+            f" {as_text(headline(last.report))} | {len(history)} |"
+            for name, history in by_name.items()
+            if (last := history[-1]).report.is_about_backend is alone
+        ]
+        if rows:
+            lines += ["", f"| {judged} | last run | result | runs |", "|---|---|---|--:|", *rows]
     return "\n".join(lines) + "\n"
 
 
 def _page(name: str, history: Sequence[Stored], everything: Sequence[Stored]) -> str:
     last = history[-1].report
     lines = [
-        f"# {as_text(last.subject.name)} on {as_text(last.backend)}",
+        f"# {as_text(last.tested)}",
         "",
         f"![{as_text(headline(last))}]({name}.svg)",
         "",

@@ -34,7 +34,6 @@ from conformance.run.outcome import NATIVE, Outcome, counts_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.subjects.subject import NO_DDP
 from conformance.verdict import ScenarioResult, Verdict
 
 #: What is behind the name of a backend in a baseline of it without a DDP.
@@ -232,11 +231,11 @@ def _wrapped(texts: Iterable[str]) -> list[str]:
 
 def _over(report: Report) -> str:
     """Return the backend as a baseline names it: `gloo-alone` where no DDP was judged."""
-    return f"{report.backend}{_ALONE}" if report.subject.name == NO_DDP.name else report.backend
+    return f"{report.backend}{_ALONE}" if report.is_about_backend else report.backend
 
 
 def _of_torch(report: Report, digests: Mapping[str, str]) -> dict[str, ScenarioResult]:
-    is_torch = report.subject.name in (NATIVE, NO_DDP.name)
+    is_torch = report.is_about_backend or report.subject.name == NATIVE
     results = ((one, _seen(one) if is_torch else one.native) for one in report.scenarios)
     return {one.id: result for one, result in results if result is not None and digests.get(one.id) == one.sha256}
 

@@ -54,6 +54,7 @@ class Circumstances:
     backend: str
     device: str
     torch: str
+    without_ddp: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted
@@ -19,12 +19,18 @@ from conformance.spec.catalogue import LEVELS, Requirement
 from conformance.spec.profile import levels_of
 from conformance.verdict import Verdict
 
+if TYPE_CHECKING:
+    from conformance.subjects.subject import Subject
+
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSubject:
-    """The DDP under test: its name, the `module:attr` behind it, and what was typed for it if that is not its name."""
+    """The DDP under test: its name, the `module:attr` behind it, and what was typed for it if that is not its name.
+
+    A backend that was judged by itself has its own name, and no `target`.
+    """
 
     name: str
     target: str
@@ -32,8 +38,13 @@ class JudgedSubject:
 
     @property
     def typed(self) -> str:
-        """What `--ddp` takes to name this subject."""
-        return self.source or self.name
+        """What `--ddp` takes to name this subject; nothing for one that is no DDP."""
+        return self.source or (self.name if self.target else "")
+
+    @staticmethod
+    def of(subject: Subject) -> JudgedSubject:
+        """Return what a report says of `subject`."""
+        return JudgedSubject(subject.name, subject.target, subject.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,16 @@ class Report:
             performance=self.performance,
         )  # fmt: skip
         return replace(whole, specification=self.specification)
+
+    @property
+    def is_about_backend(self) -> bool:
+        """Whether a backend was judged by itself, without a DDP."""
+        return not self.subject.target
+
+    @property
+    def tested(self) -> str:
+        """What was judged: `my_pkg:MyDDP over gloo`, or a backend's name."""
+        return self.subject.name if self.is_about_backend else f"{self.subject.name} over {self.backend}"
 
     @property
     def short_name(self) -> str:

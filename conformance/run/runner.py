@@ -31,7 +31,7 @@ from conformance.run.scenario_runner import OnObserved, ScenarioRunner
 from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
-from conformance.subjects.subject import KNOWN, NO_DDP, Subject
+from conformance.subjects.subject import KNOWN, Subject
 from conformance.waiting.pending import Pending
 from conformance.waiting.processors import Processors
 from conformance.workers.controller import Controller
@@ -298,7 +298,7 @@ def _run(
         return most_hangs is None or nothing_but_hangs(outcomes) < most_hangs
 
     try:
-        if subject != NO_DDP:
+        if subject.is_ddp:
             probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
         with closing(judge(batches_of(scenarios), begin)) as outcomes:
             for one in outcomes:
@@ -313,7 +313,7 @@ def _run(
     return Report.of(
         [judged[place].outcome for place in sorted(judged)],
         load_catalogue(),
-        subject=JudgedSubject(subject.name, subject.target, subject.source),
+        subject=JudgedSubject.of(subject),
         backend=backend.source or backend.name,  # by which it is found again
         num_selected=len(scenarios),
         interrupted=interrupted,

@@ -22,7 +22,7 @@ from conformance.run.settlement import Settled, Settlement
 from conformance.run.shortage import denials, shortage_since
 from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
-from conformance.subjects.subject import KNOWN, NO_DDP, Subject
+from conformance.subjects.subject import KNOWN, Subject, by_itself
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
 from conformance.workers.hearing import LOST
@@ -178,7 +178,7 @@ class ScenarioRunner:
         return pending if self.backend.runs_side_by_side else Pending.of(pending.wait())
 
     def _doubt(self, scenario: Scenario) -> None:
-        self._ranks.retire(scenario, _run_by(scenario, self.subject))
+        self._ranks.retire(scenario, self._judged(scenario, self.subject))
 
     def _is_first(self, scenario: Scenario) -> bool:
         return self._uses.is_one(scenario) if self._first is None else scenario.id in self._first
@@ -192,12 +192,17 @@ class ScenarioRunner:
         """Whether a hang would be excused; asked of backends only: the baselines of DDPs excuse every failure."""
         return self._is_known(scenario, ScenarioResult(self.subject.name, Verdict.HANG, 0.0, 0, (), ()))
 
+    def _judged(self, scenario: Scenario, subject: Subject) -> Subject:
+        """Return whom `scenario` judges: where it wraps nothing, the backend by itself."""
+        return by_itself(self.backend.name) if get_program(scenario.program).without_ddp else subject
+
     def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Attempt]:
+        subject = self._judged(scenario, subject)
         if reason := why_unsupported(scenario, subject, self.backend):
             return Pending.of(Attempt(scenario, subject, unsupported=reason))
         before, started = denials(), time.perf_counter()
         try:
-            pending = self._ranks.start(scenario, _run_by(scenario, subject), fresh=fresh)
+            pending = self._ranks.start(scenario, subject, fresh=fresh)
         except Exception:
             return Pending.of(Attempt(scenario, subject, error=traceback.format_exc()))
 
@@ -224,7 +229,3 @@ def _never_judged(attempt: Attempt) -> str:
     """Return why the ranks never came to an end of their own, or to a beginning; empty if they did."""
     lost = (one.fate.detail for one in attempt.observations.values() if LOST in one.fate.detail)
     return unconnected(attempt.observations) or next(lost, "")
-
-
-def _run_by(scenario: Scenario, subject: Subject) -> Subject:
-    return NO_DDP if get_program(scenario.program).without_ddp else subject

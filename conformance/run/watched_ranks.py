@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from conformance.observation import Facts, Observation
 from conformance.run.attempt import Ranks
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject
+from conformance.subjects.subject import Subject
 from conformance.waiting.pending import Pending
 
 
@@ -28,7 +28,7 @@ class WatchedRanks:
         """Start, and keep what comes of it, as `Ranks.start`."""
 
         def keep(observations: Mapping[int, Observation]) -> Mapping[int, Observation]:
-            if subject in (self._subject, NO_DDP):
+            if subject == self._subject or not subject.is_ddp:
                 self.observations = observations
             return observations
 

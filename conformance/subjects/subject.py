@@ -113,12 +113,23 @@ class Subject:
 
     @property
     def typed(self) -> str:
-        """What `--ddp` takes to name this subject."""
-        return self.source or self.name
+        """What `--ddp` takes to name this subject; nothing for one that is no DDP."""
+        return self.source or (self.name if self.is_ddp else "")
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether there is a class to wrap a module in."""
+        return bool(self.target)
 
 
-#: The subject of ranks whose program wraps nothing: they compute the truth, or try a backend by itself.
+#: The subject of ranks whose program wraps nothing and that nobody judges: they compute the truth.
 NO_DDP = Subject("none", "", frozenset())
+
+
+def by_itself(backend: str) -> Subject:
+    """Return the subject of a run that judges a backend without a DDP: it has the backend's name."""
+    return dataclasses.replace(NO_DDP, name=backend)
+
 
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
@@ -159,8 +170,6 @@ def named(text: str) -> Subject:
         SubjectError: `text` is no name of that form.
 
     """
-    if text == NO_DDP.name:
-        return NO_DDP
     known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
     if text in known:
         return known[text]

@@ -74,15 +74,19 @@ def run_report(
     *outcomes: Outcome,
     selected: Sequence[str] = (),
     subject: str = "ddp_impl",
+    target: str = "ddp_impl:DistributedDataParallel",
     catalogue: Catalogue = CATALOGUE,
     **changes: Any,
 ) -> Report:
-    """Return the report of a run of `outcomes`; `selected` are the ids of all shards, the outcomes' by default."""
+    """Return the report of a run of `outcomes`; `selected` are the ids of all shards, the outcomes' by default.
+
+    Without a `target` a backend was judged by itself, whose name is `subject`.
+    """
     given = {
         "backend": "gloo", "num_selected": len(outcomes), "environment": ENVIRONMENT, "duration_s": 3.25,
         "selection": Assignment("", "", tuple(selected) or tuple(one.id for one in outcomes)), **changes,
     }  # fmt: skip
-    return Report.of(outcomes, catalogue, subject=JudgedSubject(subject, "ddp_impl:DistributedDataParallel"), **given)
+    return Report.of(outcomes, catalogue, subject=JudgedSubject(subject, target), **given)
 
 
 def stored(folder: Path, *outcomes: Outcome, **changes: Any) -> Report:

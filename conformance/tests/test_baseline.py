@@ -29,7 +29,6 @@ from conformance.run.environment import package_version
 from conformance.run.known_failures import MET, MORE, Circumstances
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import load_catalogue
-from conformance.subjects.subject import NO_DDP
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import CRASH, FAIL, HANG, HARNESS_ERROR, PASS, outcome, run_report, scenario
 from conformance.verdict import Verdict
@@ -63,7 +62,7 @@ def excused(baseline: Baseline, found: Outcome) -> bool:
 
 
 def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_others() -> None:
-    nights = [run_report(failing(each), subject=NO_DDP.name) for each in ("0a1b2c", "ffffff")]
+    nights = [run_report(failing(each), subject="gloo", target="") for each in ("0a1b2c", "ffffff")]
     made = baseline_of(nights, load_catalogue(), {BROKEN.id: BROKEN.digest})
     assert read_baseline(baseline_to_toml(made)) == made
     assert '"mlp 0a1b2c ffffff"' in baseline_to_toml(made)
@@ -79,7 +78,7 @@ def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_o
 
 def test_what_is_wrong_beside_what_was_known_is_told_first() -> None:
     known = baseline_of(
-        [run_report(failing("0a1b2c"), subject=NO_DDP.name)], load_catalogue(), {BROKEN.id: BROKEN.digest}
+        [run_report(failing("0a1b2c"), subject="gloo", target="")], load_catalogue(), {BROKEN.id: BROKEN.digest}
     )
     result = failing("0a1b2c", "000000", "111111").subject
     excuse = known.excuse(BROKEN, result)
@@ -123,7 +122,7 @@ def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it
 
 def test_a_baseline_of_a_backend_by_itself_goes_onto_the_earlier_one_of_that_and_no_other() -> None:
     digests = {one.id: one.digest for one in (BROKEN, OTHER)}
-    alone = baseline_of([run_report(outcome(OTHER, FAIL), subject=NO_DDP.name)], load_catalogue(), digests)
+    alone = baseline_of([run_report(outcome(OTHER, FAIL), subject="gloo", target="")], load_catalogue(), digests)
     assert (alone.backend, "gloo by itself" in baseline_to_toml(alone)) == (ALONE, True)
     earlier = dataclasses.replace(BASELINE, torch=alone.torch, backend=ALONE)
     assert [one.scenarios for one in joined(earlier, alone, load_catalogue(), digests).broken] == [

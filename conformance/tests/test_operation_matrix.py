@@ -24,6 +24,7 @@ from conformance.report.html import html_page
 from conformance.report.markdown import markdown
 from conformance.report.operations import operation_matrix
 from conformance.report.read import parse_report
+from conformance.run.known_failures import MET, Excuse
 from conformance.run.outcome import Tried
 from conformance.run.report import Report
 from conformance.run.tried import tried_in
@@ -126,6 +127,21 @@ def test_the_matrix_names_the_axis_that_is_to_blame() -> None:
     by_axis = dict(zip(matrix.axes, first.axes, strict=True))
     assert [(str(one), one.verdict) for one in by_axis["lifetime"].suspect] == [("polled 2/2", FAIL)]
     assert by_axis["dtype"].suspect == ()  # every dtype is as often wrong as the operation
+
+
+def test_what_is_excused_is_marked_as_known_and_no_more_than_that() -> None:
+    """A baseline excuses a scenario; the same value may be wrong in another one that it does not excuse."""
+    polled = {"": (2, 2), "lifetime polled": (2, 2)}
+    known = dataclasses.replace(
+        outcome("gradients/GRAD-01/a", FAIL, excuse=Excuse(MET, FAIL, "gloo drops it", "", "")),
+        tried={"all_reduce": polled},
+    )
+    ((lifetime,),) = [row.axes for row in operation_matrix([known]).rows]
+    assert [(str(one), one.verdict) for one in lifetime.others] == [("polled 2/2 known", UNSUPPORTED)]
+    new = dataclasses.replace(outcome("gradients/GRAD-02/b", FAIL), tried={"all_reduce": polled})
+    ((lifetime,),) = [row.axes for row in operation_matrix([known, new]).rows]
+    assert [(str(one), one.verdict) for one in lifetime.others] == [("polled 4/4 2 known", FAIL)]
+    assert "2/2 known" in html_page([run_report(known)])
 
 
 def test_the_page_shows_the_matrix_and_one_of_ddps_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import hashlib
 import html
 import json
@@ -26,6 +27,7 @@ from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
 from conformance.report.ratio_chart import LEFT, WIDTH, ratio_chart
+from conformance.report.results import Stored, results_pages
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
 from conformance.run.known_failures import UNEXPECTED_PASS, Excuse
@@ -106,6 +108,14 @@ def test_headlines(tmp_path: Path, mixed: Report) -> None:
     assert (
         headline(stored(tmp_path, *asked)) == "keeps 1 of 2 requirements, 1 needs capabilities that it does not declare"
     )
+    said = [Finding("runner", UNSUPPORTED, f"{who} declares no join") for who in ("acme", "ddp_impl")]
+    of_both = [
+        dataclasses.replace(one, subject=dataclasses.replace(one.subject, findings=(finding,)))
+        for name, finding in zip("ab", said, strict=True)
+        for one in [outcome(f"gradients/GRAD-02/{name}", UNSUPPORTED)]
+    ]
+    assert headline(run_report(of_both[0], outcome("gradients/GRAD-01/a", PASS))).endswith("acme does not declare")
+    assert headline(run_report(*of_both, outcome("gradients/GRAD-01/a", PASS))).endswith("it or acme does not declare")
     certified = dataclasses.replace(
         green, certified=True, selection=dataclasses.replace(green.selection, profile="core")
     )
@@ -143,6 +153,20 @@ def test_hostile_strings_stay_text_in_junit(hostile: Report) -> None:
     case = root.find(".//testcase")
     assert case is not None
     assert HOSTILE in str(case.get("name"))
+
+
+def test_a_backend_by_itself_is_called_by_its_name_and_no_ddp() -> None:
+    report = run_report(outcome("gradients/GRAD-01/a", FAIL), subject="acme", target="", backend="acme.adapter:IT")
+    assert (report.tested, report.subject.typed) == ("acme", "")
+    page = html_page([report])
+    assert "<title>ddp-conformance: acme</title>" in page
+    assert "run gradients/GRAD-01/a --backend acme.adapter:IT" in html.unescape(page)
+    assert "<code>acme</code>, torch" in markdown(report)
+    pages = results_pages([Stored(datetime.date(2026, 1, 1), one) for one in (report, run_report(*report.scenarios))])
+    assert {"acme.md", "ddp_impl-gloo.md"} < set(pages)
+    assert pages["acme.md"].startswith("# acme\n")
+    ddps, backends = html.unescape(pages["index.md"]).split("| backend by itself |")
+    assert ("[ddp_impl over gloo]" in ddps, "[acme](acme.md)" in backends) == (True, True)
 
 
 def test_markdown_says_the_answer_first(mixed: Report) -> None:

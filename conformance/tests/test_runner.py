@@ -27,7 +27,7 @@ from conformance.run.outcome import Note, Outcome, Progress
 from conformance.run.patience import hangs_after, nothing_but_hangs
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject, get_subject
+from conformance.subjects.subject import Subject, by_itself, get_subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
@@ -542,7 +542,7 @@ def test_a_backend_that_is_known_to_hang_is_not_waited_for_as_long(
     usual = vars(conformance.run.scenario_runner)["get_program"]("train")
     program = dataclasses.replace(usual, without_ddp=without_ddp)
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
-    ranks = HangingRanks(lambda name: hangs, subject=NO_DDP if without_ddp else MINE)
+    ranks = HangingRanks(lambda name: hangs, subject=by_itself(GLOO.name) if without_ddp else MINE)
     outcome = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=excuse).run(scenario("a"))
     assert ranks.deadlines == {"a": deadline_s}
     assert outcome.sha256 == scenario("a").digest

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NoReturn
 
@@ -21,7 +21,9 @@ from msgspec import Struct
 from conformance import plugins
 from conformance.backends.backend import BUILT_IN, Backend, get_backend
 from conformance.errors import BackendError, ConformanceError, SubjectError
-from conformance.subjects.subject import KNOWN, NO_DDP, Subject, get_subject, named
+from conformance.programs.registry import get_program
+from conformance.scenario import Scenario
+from conformance.subjects.subject import KNOWN, Subject, by_itself, get_subject, named
 from conformance.workers.autopsy import death
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group
@@ -69,12 +71,22 @@ def find_subject(text: str) -> Subject:
 
     """
     subject = named(text)
-    if subject in (*KNOWN.values(), NO_DDP):
+    if subject in KNOWN.values():
         return subject
     found = _ask(text, backend=False)
     if found.subject is None:
         raise SubjectError(found.error or f"DDP {text!r}: {_import_of(subject.target, found.ended)}")
     return found.subject
+
+
+def find_judged(scenarios: Iterable[Scenario], ddp: str, backend: str) -> tuple[Subject, Backend]:
+    """Return whom `scenarios` judge, and the backend: the DDP, or the backend by itself where no program wraps one.
+
+    Raises as `find_subject` and `find_backend` do.
+    """
+    over = find_backend(backend)
+    alone = all(get_program(one.program).without_ddp for one in scenarios)
+    return by_itself(over.name) if alone else find_subject(ddp), over
 
 
 @cache

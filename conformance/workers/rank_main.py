@@ -40,7 +40,7 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
+from conformance.subjects.subject import Subject, get_subject, given_options, load, refused_options, takes
 from conformance.surroundings.hygiene import Surroundings, knowing, seed_everything, surroundings, traces
 from conformance.surroundings.interference import Interference
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
@@ -120,7 +120,7 @@ class Rank:
         raised, unsupported = None, ""
         try:
             self._flight.entered(IMPORT, -1, True)
-            if job.subject != NO_DDP:
+            if job.subject.is_ddp:
                 load(job.subject)
             self._flight.entered("start", -1, True)
             if self._relied is None:  # what the subject's module does at import, such as to start a thread, stays
@@ -142,7 +142,7 @@ class Rank:
         except BaseException as error:
             raised = Raised.of(error, traceback.format_exc())
         history = self._recorder.history()
-        if job.subject != NO_DDP:  # its cycles hold hooks and groups; cheap, since the zygote froze earlier objects
+        if job.subject.is_ddp:  # its cycles hold hooks and groups; cheap, since the zygote froze earlier objects
             gc.collect()
         hygiene, now = traces(knowing(before, self._recorder.backend_threads))
         self._left = None if hygiene else now
