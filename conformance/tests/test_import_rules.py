@@ -99,7 +99,7 @@ def test_what_may_not_be_imported_is_told() -> None:
         ("conformance.checkers.fate", "conformance.backends.gloo", "which has effects"),
         ("conformance.run.judge", "ddp_impl.reducer.reducer", "only mutants, subjects may"),
         ("conformance.chapters.join.contexts", "conformance.chapters.unused.idle_ranks", "move what both need"),
-        ("conformance.cli.run", "workshop.page", "which is not installed"),
+        ("conformance.cli.run", "workshop.renew", "which is not installed"),
         ("conformance.no_room.x", "os", "has no tier"),
     ):
         assert said in complaint(own, name)
