@@ -11,6 +11,7 @@ step() {
 
 step ruff check .
 step ruff format --check .
+step shellcheck --severity=warning ci/*.sh
 # Types are checked on one core while the tests begin. Before that Python compiles the modules and makes the scenarios,
 # and keeps both: else each of the workers would do so at once.
 mkdir -p .cache

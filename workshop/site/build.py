@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,14 +55,12 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
-    from workshop.behaviour_rows import load_behaviours
     from workshop.capabilities import capabilities_page
     from workshop.site.command_pages import command_pages
     from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
     from workshop.site.run_pages import run_pages
     from workshop.specification import specification_pages
-    from workshop.systems import systems_page
 
     catalogue, scenarios, mutants = load_catalogue(), load_scenarios(), load_mutants()
     versions = tuple(map(load_version, known_versions()))
@@ -87,9 +84,6 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
         "capabilities.md": capabilities_page(GLOO, scenarios, {one.id: one.level for one in catalogue}),
         "detection.md": detection_page(catalogue, found, made_in(detected)),
         "reducer.md": _reducer(),
-        "systems.md": systems_page(
-            load_behaviours(), Counter(kill.requirement for one in mutants for kill in one.kills)
-        ),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
         "definition.md": definition_page(DEFINITION, passages),

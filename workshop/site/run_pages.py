@@ -1,4 +1,4 @@
-"""The pages that show verdicts of runs, made from the newest stored reports and from nothing else."""
+"""The page that shows verdicts of runs, made from the newest stored reports and from nothing else."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from conformance.report.results import Stored
 from conformance.run.report import Report
 from conformance.scenario import Scenario
-from workshop import devices, pairs
 from workshop.behaviour_rows import load_behaviours
 from workshop.behaviours import behaviours_page
 
-#: The DDP that these pages are about; torch's stands beside it in its reports.
+#: The DDP that it is about; torch's stands beside it in its reports.
 SHOWN = "ddp_impl"
 
 
 def run_pages(stored: Sequence[Stored], scenarios: Sequence[Scenario]) -> Mapping[str, str]:
-    """Return the pages in Markdown by path below docs/, each with how many of this release's `scenarios` are stored.
+    """Return the page of behaviours in Markdown, with how many of this release's `scenarios` about it are stored.
 
     `stored` is ordered by date.
     """
     reports = [report for report in newest(stored) if report.subject.name == SHOWN]
     rows = load_behaviours()
     named = {name for row in rows for name in row.requirements}
-    made = {
-        "behaviours.md": behaviours_page(rows, reports),
-        "pairs.md": pairs.pairs_page(_fullest(reports, pairs.CHAPTER), pairs.features_in(scenarios)),
-        "devices.md": devices.devices_page(_fullest(reports, devices.CHAPTER)),
-    }
-    wanted = {
-        "behaviours.md": [one.id for one in scenarios if named & set(one.requirements)],
-        "pairs.md": [one.id for one in scenarios if one.chapter == pairs.CHAPTER],
-        "devices.md": [f"{devices.CHAPTER}/{name}" for name in devices.ROWS.values()],
-    }
-    return {name: f"{text}\n{_covered(reports, wanted[name])}\n" for name, text in made.items()}
+    wanted = [one.id for one in scenarios if named & set(one.requirements)]
+    return {"behaviours.md": f"{behaviours_page(rows, reports)}\n{_covered(reports, wanted)}\n"}
 
 
 def newest(stored: Sequence[Stored]) -> tuple[Report, ...]:
@@ -47,13 +37,6 @@ def newest(stored: Sequence[Stored]) -> tuple[Report, ...]:
     same = [one for one in stored if one.report.package_version("torch") == torch]
     last = {(one.name, one.report.selection.profile): one for one in same}
     return tuple(one.report for one in reversed(same) if last[one.name, one.report.selection.profile] is one)
-
-
-def _fullest(reports: Iterable[Report], chapter: str) -> Report | None:
-    """Return the report with most scenarios of a chapter, the first of several; None if none has any."""
-    counted = [(sum(one.chapter == chapter for one in report.scenarios), report) for report in reports]
-    most = max((number for number, _ in counted), default=0)
-    return next((report for number, report in counted if number == most), None) if most else None
 
 
 def _covered(reports: Iterable[Report], wanted: Sequence[str]) -> str:
