@@ -6,7 +6,6 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
-#     ASTRAY=1 bash ci/nightly.sh        # also runs fixtures/scripts/astray: right, or an error on every rank?
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core, gpu and full on the simulated device
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
@@ -54,9 +53,6 @@ if [ -n "${TESTS:-}" ]; then
     # The suite's models are small: every scenario once more on a reducer that treats all gradients as large.
     ddp-conformance run --ddp conformance.mutants.unchanged:TreatsAllAsLarge --no-native --quiet \
         --report "$NIGHT/all-large" || status=1
-fi
-if [ -n "${ASTRAY:-}" ]; then
-    python fixtures/scripts/astray/astray.py | tee "$NIGHT/astray.txt" || status=1
 fi
 if [ -n "${DEVICES:-}" ]; then
     for seed in 1 "$(date +%Y%m%d)"; do  # how the device rounds must not matter
