@@ -9,8 +9,7 @@
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core, gpu and full on the simulated device
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
-#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
-#                                        # slow ranks
+#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, other orders, slow ranks
 #
 #     BENCH=1 bash ci/nightly.sh         # also compares step times with those of torch's DDP
 #     RESULTS=results bash ci/nightly.sh # also stores the report there, for `ddp-conformance report site` and the site;
@@ -65,7 +64,7 @@ if [ -n "${DEVICES:-}" ]; then
     ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 if [ -n "${TRUST:-}" ]; then
-    for program in fault_sweep.py hardships.py "meetings.py --seconds 1800" "shuffled.py --seconds 1800" "slow_ranks.py --seconds 1800"; do
+    for program in fault_sweep.py hardships.py "shuffled.py --seconds 1800" "slow_ranks.py --seconds 1800"; do
         # shellcheck disable=SC2086  # a program and its arguments
         python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
     done
