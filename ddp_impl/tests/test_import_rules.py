@@ -154,7 +154,7 @@ def test_private_names_of_torch_are_in_one_folder() -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("from torch._guards import tracing", "torch._guards"),
+        ("from torch._guards import tracing", "torch._guards.tracing"),
         ("import torch._dynamo", "torch._dynamo"),
         ("def f():\n    from torch.distributed.algorithms import _hidden", "torch.distributed.algorithms._hidden"),
         ("torch._foreach_copy_([], [])", "_foreach_copy_"),
