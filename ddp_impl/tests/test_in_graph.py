@@ -234,27 +234,20 @@ def test_a_graph_that_breaks_after_all_ranks_had_one_is_an_error(recorder: Colle
     assert "optimize_ddp = True" in "".join(raised.value.__notes__)
 
 
-def test_local_gradients_that_come_too_late_are_refused(recorder: CollectiveRecorder) -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_local_gradients_that_come_too_late_or_with_averages_are_refused(
+    recorder: CollectiveRecorder, joint: bool
+) -> None:
     ddp = wrap(layers(2))
     call = torch.compile(ddp, backend="aot_eager")
     x = torch.randn(2, WIDTH)
     synchronised = call(x)
     with ddp.no_sync():
         local = call(x)
-    local.sum().backward()
-    with pytest.raises(ReductionError, match="before the synchronised one"):
-        synchronised.sum().backward()
-
-
-def test_a_joint_backward_of_local_and_averaging_forwards_is_refused(recorder: CollectiveRecorder) -> None:
-    ddp = wrap(layers(2))
-    call = torch.compile(ddp, backend="aot_eager")
-    x = torch.randn(2, WIDTH)
-    synchronised = call(x)
-    with ddp.no_sync():
-        local = call(x)
-    with pytest.raises(ReductionError, match="no_sync"):
-        (synchronised + local).sum().backward()
+    if not joint:
+        local.sum().backward()
+    with pytest.raises(ReductionError, match="no_sync" if joint else "before the synchronised one"):
+        (synchronised + local if joint else synchronised).sum().backward()
 
 
 def test_a_backend_without_a_place_for_passes_averages_one_by_one(recorder: CollectiveRecorder) -> None:

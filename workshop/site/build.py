@@ -12,7 +12,6 @@ import click
 
 import workshop
 from conformance.cli.options import NamedPath
-from workshop.site.terminal import draw_terminals
 
 #: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -33,7 +32,6 @@ def command(out: Path, results: Path | None) -> None:
     if out.exists():
         shutil.rmtree(out)
     shutil.copytree(workshop.ROOT / "docs", out)
-    draw_terminals(out)
     (out / "README.md").unlink(missing_ok=True)  # of the folder, on a forge; the site begins with index.md
     for name, text in _generated(stored if stored.is_dir() else None).items():
         file = out / name
@@ -47,8 +45,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.backends.gloo import GLOO
     from conformance.cli import main
     from conformance.mutants.catalogue import load_deviations, load_mutants
-    from conformance.mutants.detected import DETECTED, found_in, made_in
-    from conformance.mutants.page import detection_page
+    from conformance.mutants.detected import DETECTED, found_in
     from conformance.report.results import results_pages, stored_reports
     from conformance.report.schema import report_schema
     from conformance.run.baseline import FOLDER, read_baseline
@@ -60,13 +57,11 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
     from workshop.site.run_pages import run_pages
-    from workshop.specification import specification_pages
 
     catalogue, scenarios, mutants = load_catalogue(), load_scenarios(), load_mutants()
     versions = tuple(map(load_version, known_versions()))
     reports = stored_reports([stored]) if stored is not None and any(stored.rglob("report.json*")) else ()
-    detected = DETECTED.read_text(encoding="utf-8")
-    found = found_in(detected, mutants, load_deviations())
+    found = found_in(DETECTED.read_text(encoding="utf-8"), mutants, load_deviations())
     passages = read_passages(DEFINITION, PASSAGES, catalogue)
     evidence = Evidence(
         found,
@@ -78,11 +73,9 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {
         **requirement_pages(catalogue, scenarios, evidence),
-        **{f"specification/{name}": text for name, text in specification_pages(catalogue, scenarios, versions).items()},
         **command_pages(main),
         **run_pages(reports, scenarios),
         "capabilities.md": capabilities_page(GLOO, scenarios, {one.id: one.level for one in catalogue}),
-        "detection.md": detection_page(catalogue, found, made_in(detected)),
         "reducer.md": _reducer(),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",

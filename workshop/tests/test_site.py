@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,7 +24,6 @@ from workshop.site.build import DEFINITION, PASSAGES
 from workshop.site.passages import definition_page, read_passages
 from workshop.site.requirement_pages import Evidence, requirement_pages
 from workshop.site.run_pages import run_pages
-from workshop.site.terminal import draw_terminals, terminal_picture
 
 
 def test_no_stored_report_is_an_error(tmp_path: Path) -> None:
@@ -89,17 +87,3 @@ def test_the_page_of_runs_is_made_of_the_newest_stored_reports() -> None:
 def test_no_page_made_of_runs_is_tracked() -> None:
     """A copy in the repository would be stale after the next run, and nobody would know."""
     assert [name for name in run_pages((), load_scenarios()) if (ROOT / "docs" / name).exists()] == []
-
-
-def test_what_a_command_printed_becomes_a_picture(tmp_path: Path) -> None:
-    file = tmp_path / "start" / "ddp.txt"
-    file.parent.mkdir()
-    file.write_text("$ run <it>\nFAIL  GRAD-01\n")
-    assert draw_terminals(tmp_path) == (file.with_suffix(".svg"),)
-    assert not file.exists()
-    drawn = file.with_suffix(".svg").read_text()
-    shown = "".join(ElementTree.fromstring(drawn).itertext()).replace("\xa0", " ")
-    assert "$ run <it>" in shown
-    assert "FAIL  GRAD-01" in shown
-    assert "@font-face" not in drawn
-    assert drawn == terminal_picture("$ run <it>\nFAIL  GRAD-01\n", "ddp")
