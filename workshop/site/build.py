@@ -52,11 +52,11 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
+    from workshop.behaviours import page_of
     from workshop.capabilities import capabilities_page
     from workshop.site.command_pages import command_pages
     from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
-    from workshop.site.run_pages import run_pages
 
     catalogue, scenarios, mutants = load_catalogue(), load_scenarios(), load_mutants()
     versions = tuple(map(load_version, known_versions()))
@@ -74,7 +74,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     return {
         **requirement_pages(catalogue, scenarios, evidence),
         **command_pages(main),
-        **run_pages(reports, scenarios),
+        "behaviours.md": page_of(reports, scenarios),
         "capabilities.md": capabilities_page(GLOO, scenarios, {one.id: one.level for one in catalogue}),
         "reducer.md": _reducer(),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},

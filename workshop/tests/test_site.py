@@ -19,11 +19,10 @@ from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import FAIL, PASS, outcome, run_report
 from conformance.verdict import Verdict
-from workshop import ROOT
+from workshop.behaviours import page_of
 from workshop.site.build import DEFINITION, PASSAGES
 from workshop.site.passages import definition_page, read_passages
 from workshop.site.requirement_pages import Evidence, requirement_pages
-from workshop.site.run_pages import run_pages
 
 
 def test_no_stored_report_is_an_error(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_the_page_of_runs_is_made_of_the_newest_stored_reports() -> None:
     pairs = [one for one in everything if one.chapter == "pairs"]
 
     def page(*stored: Stored) -> str:
-        return run_pages(stored, everything)["behaviours.md"]
+        return page_of(stored, everything)
 
     def on(day: int, scenarios: Sequence[Scenario], verdict: Verdict = PASS, **changes: Any) -> Stored:
         report = run_report(*(outcome(one, verdict, PASS) for one in scenarios), **changes)
@@ -82,8 +81,3 @@ def test_the_page_of_runs_is_made_of_the_newest_stored_reports() -> None:
     later = page(on(1, everything), on(2, everything[:1], FAIL, selection=quick))
     assert "FAIL" in later, "a scenario has its newest verdict"
     assert "The stored runs hold 0 of" in page()
-
-
-def test_no_page_made_of_runs_is_tracked() -> None:
-    """A copy in the repository would be stale after the next run, and nobody would know."""
-    assert [name for name in run_pages((), load_scenarios()) if (ROOT / "docs" / name).exists()] == []
