@@ -33,7 +33,7 @@ def page_of(stored: Sequence[Stored], scenarios: Sequence[Scenario]) -> str:
     wanted = [one.id for one in scenarios if named & set(one.requirements)]
     return (
         f"{behaviours_page(rows, reports)}\nThe stored runs hold {sum(one in there for one in wanted):,} of the"
-        f" {len(wanted):,} scenarios that this page is about. `KEY=key.pem bash ci/store.sh` runs all of them and stores"
+        f" {len(wanted):,} scenarios that this page is about. `KEY=key.pem bash ci/store.sh` runs all and stores"
         " the reports.\n"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,6 @@ import click
 import workshop
 from conformance.cli.options import NamedPath
 
-#: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
-_LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 RESULTS = "results"
 DEFINITION = workshop.ROOT / "conformance/truth/plain_ddp.py"
 #: Which of its passages defines which requirements.
@@ -37,8 +34,7 @@ def command(out: Path, results: Path | None) -> None:
         file = out / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    shown = _show_sources(out)
-    click.echo(f"{len(list(out.rglob('*.md')))} pages in {out}, {shown} of them show a file of the repository.")
+    click.echo(f"{len(list(out.rglob('*.md')))} pages in {out}.")
 
 
 def _generated(stored: Path | None) -> Mapping[str, str]:
@@ -97,32 +93,3 @@ def _decisions() -> str:
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         rows.append(f"- [{title}]({file.name})")
     return "\n".join(["# Decisions", "", *rows]) + "\n"
-
-
-def _show_sources(out: Path) -> int:
-    """Point links to files outside of docs/ to pages that show these files; returns how many there are."""
-    shown: dict[str, str] = {}
-    for page in sorted(out.rglob("*.md")):
-        folder = (workshop.ROOT / "docs" / page.relative_to(out)).parent
-
-        def pointed(link: re.Match[str], page: Path = page, folder: Path = folder) -> str:
-            target = (folder / link["path"]).resolve()
-            inside = target.is_relative_to(workshop.ROOT) and not target.is_relative_to(workshop.ROOT / "docs")
-            if not inside or not target.is_file():
-                return link[0]
-            name = f"source/{target.relative_to(workshop.ROOT).as_posix()}.md"
-            shown[name] = _shown(target)
-            up = "../" * (len(page.relative_to(out).parts) - 1)
-            return f"]({up}{name})"
-
-        page.write_text(_LINK.sub(pointed, page.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in shown.items():
-        file = out / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    return len(shown)
-
-
-def _shown(file: Path) -> str:
-    text, name = file.read_text(encoding="utf-8"), file.relative_to(workshop.ROOT).as_posix()
-    return f"# {name}\n\n````{file.suffix.removeprefix('.') or 'text'}\n{text}\n````\n"
