@@ -59,9 +59,10 @@ def parse_report(content: str | bytes) -> Report:
     """
     try:
         fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        scenarios = msgspec.json.decode(fields.pop("scenarios", b"[]"), type=list[msgspec.Raw])
-        others = ",".join(f"{json.dumps(name)}: {_text(raw)}" for name, raw in fields.items())
-        head = parse_object(f"{{{others}}}", "a report")
+        scenarios = msgspec.json.decode(fields.get("scenarios", b"[]"), type=list[msgspec.Raw])
+        fields |= {"scenarios": msgspec.Raw(b"[]")} if "scenarios" in fields else {}
+        rest = ",".join(f"{json.dumps(name)}: {_text(raw)}" for name, raw in fields.items())
+        head = parse_object(f"{{{rest}}}", "a report")
         version = head.get("schema_version")
         if type(version) is not int or version != SCHEMA_VERSION:
             raise ReportError(
@@ -69,7 +70,7 @@ def parse_report(content: str | bytes) -> Report:
             )
         if "usual" in head:
             raise ReportError("it is packed: `ddp-conformance report plain` of release 0.2.0 writes it as is read here")
-        report = decode({**head, "scenarios": []}, Report)
+        report = decode(head, Report)
         report = replace(report, scenarios=tuple(_outcome(index, raw) for index, raw in enumerate(scenarios)))
     except MismatchError as error:
         raise ReportError(str(error)) from error

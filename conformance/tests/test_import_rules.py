@@ -37,7 +37,7 @@ NAMES_DDP_IMPL = {"subjects", "mutants"}
 
 
 def modules() -> list[Path]:
-    found = (path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py")
+    found = (path for path in sorted(ROOT.rglob("*.py")) if path not in (ROOT / "__init__.py", ROOT / "conftest.py"))
     packages_for_others = tuple(ROOT / "cli" / "starters" / kind for kind in ("backend", "subject"))
     return [
         path

@@ -120,7 +120,7 @@ def test_a_scenario_that_is_there_twice_is_refused() -> None:
 def test_a_negative_duration_or_count_is_refused(path: tuple[Any, ...]) -> None:
     data = copy.deepcopy(DATA)
     holder(data, path)[path[-1]] = -1
-    assert refusal(data).endswith(f"{path[-1]}: must be >= 0, got -1")
+    assert f"{path[-1]}: must be >= 0, got -1" in refusal(data)
 
 
 def test_a_page_of_the_run_is_the_page_of_its_file() -> None:
