@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Creates .venv in the project with the pinned packages and puts it first in PATH; does nothing else if .venv is current.
 # The other scripts of this folder source it; it also runs alone. PYTHON=... names the interpreter for .venv.
 
@@ -36,7 +37,7 @@ make_environment() {
     "$python" -m venv --clear "$VENV"
     # Not compiled here: most modules of torch are never imported, and Python compiles and keeps those that are.
     "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
-        --constraint "$ROOT/ci/constraints.txt" --editable "$ROOT[dev]"
+        --constraint "$ROOT/ci/constraints.txt" --editable "${ROOT}[dev]"
     recipe "$python" > "$VENV/recipe"  # last, so that an incomplete environment has no recipe and is created again
 }
 

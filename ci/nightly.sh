@@ -6,12 +6,10 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
-#     ASTRAY=1 bash ci/nightly.sh        # also runs fixtures/scripts/astray: right, or an error on every rank?
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core, gpu and full on the simulated device
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
-#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
-#                                        # slow ranks
+#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, other orders, slow ranks
 #
 #     BENCH=1 bash ci/nightly.sh         # also compares step times with those of torch's DDP
 #     RESULTS=results bash ci/nightly.sh # also stores the report there, for `ddp-conformance report site` and the site;
@@ -55,9 +53,6 @@ if [ -n "${TESTS:-}" ]; then
     ddp-conformance run --ddp conformance.mutants.unchanged:TreatsAllAsLarge --no-native --quiet \
         --report "$NIGHT/all-large" || status=1
 fi
-if [ -n "${ASTRAY:-}" ]; then
-    python fixtures/scripts/astray/astray.py | tee "$NIGHT/astray.txt" || status=1
-fi
 if [ -n "${DEVICES:-}" ]; then
     for seed in 1 "$(date +%Y%m%d)"; do  # how the device rounds must not matter
         for profile in core gpu; do
@@ -69,7 +64,7 @@ if [ -n "${DEVICES:-}" ]; then
     ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 if [ -n "${TRUST:-}" ]; then
-    for program in fault_sweep.py hardships.py "meetings.py --seconds 1800" "shuffled.py --seconds 1800" "slow_ranks.py --seconds 1800"; do
+    for program in fault_sweep.py hardships.py "shuffled.py --seconds 1800" "slow_ranks.py --seconds 1800"; do
         # shellcheck disable=SC2086  # a program and its arguments
         python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
     done

@@ -48,10 +48,6 @@ class InterpreterError(ConformanceError):
     """The Python that runs the harness skips checks that verdicts rest on."""
 
 
-class ClientError(ConformanceError):
-    """A client is malformed, or what it imports is not installed."""
-
-
 class OwnMistake(Exception):  # noqa: N818 - it is one
     """The harness contradicts itself. Nobody who uses it can mend that."""
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from conformance.codec import MismatchError, decode, encode, parse_object
-from conformance.errors import ScenarioError, instance
+from conformance.errors import ScenarioError
 
 SCHEMA_VERSION = 1
 
@@ -192,7 +192,7 @@ class Scenario:
         if version != SCHEMA_VERSION:
             raise ScenarioError(f"schema_version {version!r} is not supported; this release reads {SCHEMA_VERSION}")
         try:
-            return instance(decode(rest, Scenario), Scenario)
+            return decode(rest, Scenario)
         except MismatchError as error:
             raise ScenarioError(str(error)) from error
 

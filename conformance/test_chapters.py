@@ -82,7 +82,8 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
         excuses = _excuses(request.config, subject, backend)
         chosen = _chosen(request)
         check(chosen, backend)
-        with Controller(backend, preload=preloads_of(chosen)) as controller:
+        zygote = request.getfixturevalue("zygote")
+        with Controller(backend, preload=preloads_of(chosen), zygote=zygote) as controller:
             probe(subject, 1, controller, backend.source or backend.name)
             native = not request.config.getoption("--ddp-no-native")
             yield ScenarioRunner(subject, backend, controller, native=native, excuses=excuses)

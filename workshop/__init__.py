@@ -1,4 +1,4 @@
-"""What serves only this repository and is not installed: generated pages, clients, tables of reports."""
+"""What serves only this repository and is not installed: generated pages, tables of reports."""
 
 from pathlib import Path
 

@@ -9,10 +9,8 @@ import click
 from conformance.cli import UsageError
 from conformance.errors import ConformanceError
 from workshop.freeze import command as freeze
-from workshop.gpu_table import command as gpu
 from workshop.make_scoreboard import command as scoreboard
 from workshop.renew import command as renew
-from workshop.run_clients import command as clients
 from workshop.site.build import command as site
 
 
@@ -33,15 +31,13 @@ def main() -> None:
 
     \b
     python -m workshop renew          rewrite the generated pages of this checkout
-    python -m workshop clients        run real training scripts on torch's DDP and on ddp_impl
     python -m workshop scoreboard     make one table of several DDPs' reports
-    python -m workshop gpu            make the page about the runs of ci/gpu.sh
     python -m workshop freeze VERSION write which requirements a version of the specification holds
     python -m workshop site FOLDER    write the pages of the site, for mkdocs: bash ci/site.sh
     """
 
 
-for one in (renew, clients, scoreboard, gpu, freeze, site):
+for one in (renew, scoreboard, freeze, site):
     main.add_command(one)
 
 if __name__ == "__main__":

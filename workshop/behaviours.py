@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.report.markdown import as_code, as_text
+from conformance.report.results import Stored
 from conformance.run.outcome import combine
 from conformance.run.report import Report
+from conformance.scenario import Scenario
 from conformance.verdict import ScenarioResult, Verdict
-from workshop.behaviour_rows import SECTIONS, Behaviour
-from workshop.run_text import run_text
+from workshop.behaviour_rows import SECTIONS, Behaviour, load_behaviours
 
 _HEAD = """# Behaviours
 
@@ -19,19 +21,56 @@ of them. The rows are in `workshop/behaviours.toml`.
 """
 
 
+#: The DDP that the page is about; torch's stands beside it in its reports.
+SHOWN = "ddp_impl"
+
+
+def page_of(stored: Sequence[Stored], scenarios: Sequence[Scenario]) -> str:
+    """Return the page in Markdown, with how many of this release's `scenarios` about it are `stored`, by date."""
+    reports, rows = [report for report in newest(stored) if report.subject.name == SHOWN], load_behaviours()
+    named = {name for row in rows for name in row.requirements}
+    there = {one.id for report in reports for one in report.scenarios}
+    wanted = [one.id for one in scenarios if named & set(one.requirements)]
+    return (
+        f"{behaviours_page(rows, reports)}\nThe stored runs hold {sum(one in there for one in wanted):,} of the"
+        f" {len(wanted):,} scenarios that this page is about. `KEY=key.pem bash ci/store.sh` runs all and stores"
+        " the reports.\n"
+    )
+
+
+def newest(stored: Sequence[Stored]) -> tuple[Report, ...]:
+    """Return the last report of each DDP on each backend at each profile, of those on the newest run's torch.
+
+    The newest comes first.
+    """
+    if not stored:
+        return ()
+    torch = stored[-1].report.package_version("torch")
+    same = [one for one in stored if one.report.package_version("torch") == torch]
+    last = {(one.name, one.report.selection.profile): one for one in same}
+    return tuple(one.report for one in reversed(same) if last[one.name, one.report.selection.profile] is one)
+
+
 def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[Report]) -> str:
     """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them.
 
     A scenario that several reports hold has the verdict of the first of them.
     """
     columns = _columns(reports)
-    lines = [_HEAD, *(f"{run_text(report)}: {len(report.scenarios):,} scenarios.\n" for report in reports)]
+    lines = [_HEAD, *(f"{_run(report)}: {len(report.scenarios):,} scenarios.\n" for report in reports)]
     for section, title in SECTIONS.items():
         lines += [f"## {title}", "", f"| {' | '.join(['behaviour', 'promise', 'sources', 'requirements', *columns])} |"]
         lines.append("|---|---|---|---|" + "---|" * len(columns))
         lines += [_row(row, columns) for row in behaviours if row.section == section]
         lines.append("")
     return "\n".join(lines)
+
+
+def _run(report: Report) -> str:
+    names = (report.subject.name, report.backend, report.package_version("torch"))
+    profile = f"profile {report.selection.profile}" if report.selection.profile else "a selection"
+    date = as_text(str(report.environment.get("date", "an unknown day")))
+    return "{} on {} with torch {}, {}, {}".format(*map(as_code, names), date, as_text(profile))
 
 
 _Column = Mapping[str, Counter[Verdict]]  # requirement -> how often its scenarios came to what

@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conformance.report.packed import unpacked
-
 SCENARIOS = ("gradients/GRAD-01/mlp-world2", "buffers/BUFFER-01/*world2*", "construction/CONS-01/*world3*")
 RUN = ("ddp-conformance", "run", *SCENARIOS, "--quiet", "--report")
 _TIMEOUT_S = 400
@@ -151,7 +149,7 @@ LIMITS = {
 def verdicts(report: Path) -> dict[str, tuple[str, str]]:
     """Return both columns of a report; nothing where there is none."""
     try:
-        read = unpacked(json.loads((report / "report.json").read_text()))
+        read = json.loads((report / "report.json").read_text())
     except (OSError, ValueError):
         return {}
     return {one["id"]: (one["subject"]["verdict"], one["native"]["verdict"]) for one in read["scenarios"]}

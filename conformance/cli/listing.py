@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.checkers.explanation import counted
-from conformance.cli.options import selection_of, selection_options
+from conformance.cli.options import selection_options
 from conformance.report.console import make_console, say
 from conformance.spec.catalogue import LEVELS, Requirement, load_catalogue
 from conformance.spec.profile import in_profile, levels_of
@@ -24,12 +24,7 @@ from conformance.suite import Selection
 @click.option("--upstream", is_flag=True, help="Print which requirements ask for what torch's tests of backends do.")
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(
-    names: tuple[str, ...],
-    chapter: tuple[str, ...],
-    requirement: tuple[str, ...],
-    world_size: tuple[int, ...],
-    keyword: str,
-    one_per_requirement: bool,
+    selection: Selection,
     profile: str,
     upstream: bool,
     as_scenarios: bool,
@@ -52,21 +47,22 @@ def command(
         console.print(upstream_table(upstream_tests()))
         return
     catalogue = load_catalogue()
-    wanted = {catalogue.chapter(name).name for name in chapter} | {catalogue.requirement(id_).id for id_ in requirement}
+    wanted = {catalogue.chapter(name).name for name in selection.chapters}
+    wanted |= {catalogue.requirement(id_).id for id_ in selection.requirements}
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
-    if as_scenarios or profile == QUICK or world_size or keyword or one_per_requirement or not set(names) <= known:
+    narrowed = selection.world_sizes or selection.keyword or selection.one_per_requirement
+    if as_scenarios or profile == QUICK or narrowed or not set(selection.names) <= known:
         # Imported here because chapters import torch, and printing requirements should not wait for that.
         from conformance.suite import load_scenarios
 
         everything = in_profile(profile, load_scenarios(), catalogue) if profile else load_scenarios()
-        selection = selection_of(names, chapter, requirement, world_size, keyword, one_per_requirement)
         chosen = selection.apply(everything, catalogue)
         for scenario in chosen:
             say(scenario.id)
         if profile == QUICK and selection == Selection():
             say(sentence(chosen, load_kills()), err=True)
         return
-    wanted |= set(names)
+    wanted |= set(selection.names)
     levels = levels_of(profile) if profile else LEVELS
     shown = [
         entry for entry in catalogue if entry.level in levels and (not wanted or wanted & {entry.id, entry.chapter})

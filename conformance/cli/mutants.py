@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath, jobs_option
@@ -67,8 +68,7 @@ def command(
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detected import made_by_all, written
-    from conformance.mutants.detector import detect_all
-    from conformance.mutants.page import detection_table
+    from conformance.mutants.detector import Fate, detect_all
     from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
@@ -103,7 +103,11 @@ def command(
         kept=keep,
     )
     console = make_console()
-    console.print(detection_table(found))
+    table = Table("mutant", "made from", "killed by", "survived", "not active", box=None, pad_edge=False)
+    for mutant in found.mutants:
+        cells = [", ".join(found.requirements(mutant, fate)) for fate in Fate]
+        table.add_row(mutant.name, mutant.of, *cells, style="" if cells[1:] == ["", ""] else "bold red")
+    console.print(table)
     console.print(f"{found.headline}.", soft_wrap=True)
     if found.false_alarms:
         for alarm in found.false_alarms:

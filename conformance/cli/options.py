@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -77,8 +78,17 @@ def subject_options(function: Decorated) -> Decorated:
     return function
 
 
-def selection_options(function: Decorated) -> Decorated:
-    """Add NAMES and the options that select scenarios."""
+def selection_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add NAMES and the options that select scenarios; the function gets the `Selection` first."""
+
+    @functools.wraps(function)
+    def selecting(
+        names: tuple[str, ...], chapter: tuple[str, ...], requirement: tuple[str, ...], world_size: tuple[int, ...],
+        keyword: str, one_per_requirement: bool, **others: Any,
+    ) -> None:  # fmt: skip
+        function(Selection(names, chapter, requirement, world_size, keyword, one_per_requirement), **others)
+
+    decorated: Callable[..., None] = selecting
     for decorate in (
         click.option(
             "--one-per-requirement",
@@ -91,17 +101,5 @@ def selection_options(function: Decorated) -> Decorated:
         click.option("--chapter", multiple=True, metavar="NAME", help="Select scenarios of this chapter."),
         click.argument("names", nargs=-1),
     ):
-        function = decorate(function)
-    return function
-
-
-def selection_of(
-    names: tuple[str, ...],
-    chapter: tuple[str, ...],
-    requirement: tuple[str, ...],
-    world_size: tuple[int, ...],
-    keyword: str,
-    one_per_requirement: bool,
-) -> Selection:
-    """Return the selection that the options of `selection_options` describe."""
-    return Selection(names, chapter, requirement, world_size, keyword, one_per_requirement)
+        decorated = decorate(decorated)
+    return decorated

@@ -16,7 +16,7 @@ from conformance.cli.submissions import accept, check
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
 from conformance.report.console import printable, say
-from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
+from conformance.report.folder import begins_as_report, is_report, report_text
 from conformance.report.plain_file import write_plain
 from conformance.report.read import read_report
 
@@ -118,12 +118,11 @@ def trace(report: Path, out: Path | None) -> None:
 @_REPORT
 @_OUT
 def plain(report: Path, out: Path | None) -> None:
-    """Write a report as plain JSON, for other programs.
+    """Write a report that may be compressed as JSON, a line for each scenario.
 
-    In report.json, findings, stacks and collectives that repeat are written once and referred to by number. Here each
-    stands where it belongs, as conformance/report/report.schema.json says.
+    Its JSON Schema: `python -m conformance.report.schema`.
     """
-    _write(plain_text(read_report(report)), out)
+    _write(report_text(read_report(report)), out)
 
 
 @command.command()

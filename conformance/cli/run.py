@@ -19,7 +19,7 @@ from conformance.cli.certified import refuse_to_certify
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import circumstances_here, either, excuses_from, shipped_excuses
-from conformance.cli.options import NamedPath, jobs_option, selection_of, selection_options, subject_options
+from conformance.cli.options import NamedPath, jobs_option, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.console import make_console, say
@@ -113,12 +113,7 @@ if TYPE_CHECKING:
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
 def command(
-    names: tuple[str, ...],
-    chapter: tuple[str, ...],
-    requirement: tuple[str, ...],
-    world_size: tuple[int, ...],
-    keyword: str,
-    one_per_requirement: bool,
+    selection: Selection,
     ddp: str,
     backend: str,
     no_native: bool,
@@ -169,7 +164,6 @@ def command(
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
-    selection = selection_of(names, chapter, requirement, world_size, keyword, one_per_requirement)
     if last_failed:
         selection = failed_in(folder, selection)
     if certified:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.codec import MismatchError, decode, encode
-from conformance.errors import ScenarioError, instance
+from conformance.errors import ScenarioError
 from conformance.scenario import Scenario
 
 #: What a block does to the hidden rows; `modules` builds them.
@@ -259,7 +259,7 @@ class Training:
     def of(scenario: Scenario) -> Training:
         """Read the training from a scenario's arguments; raises `ScenarioError`, which names the wrong field."""
         try:
-            return instance(decode(scenario.arguments.get("training"), Training), Training)
+            return decode(scenario.arguments.get("training"), Training)
         except MismatchError as error:
             raise ScenarioError(f"{scenario.id}: training: {error}") from error
 

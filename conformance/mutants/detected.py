@@ -6,7 +6,7 @@
     NoDivision = ["GRAD-01", "GRAD-02"]
     [further]                                 # who kills it, too, beyond what its chapter names
 
-`detected.toml`, beside this module, is that of this release. The site makes the page of detection from it.
+`detected.toml`, beside this module, is that of this release. The pages of requirements on the site show it.
 """
 
 from __future__ import annotations

@@ -219,6 +219,10 @@ class Found:
         fates = {one.fate for one in self.detections if one.mutant == mutant}
         return next(fate for fate in Fate if fate in fates)
 
+    def requirements(self, mutant: Mutant, fate: Fate) -> list[str]:
+        """Return the requirements in which the mutant had that fate."""
+        return [one.kill.requirement for one in self.detections if one.mutant == mutant and one.fate is fate]
+
     def num(self, fate: Fate) -> int:
         """Return how many mutants have that fate."""
         return sum(self.fate_of(mutant) is fate for mutant in self.mutants)

@@ -26,7 +26,6 @@ from conformance.errors import ReportError
 from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.report.journal import JOURNAL, begin_journal, note_outcome
-from conformance.report.packed import packed
 from conformance.report.plain_file import write_plain
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
@@ -232,15 +231,7 @@ def strange_files(folder: Path) -> tuple[str, ...]:
 
 def report_text(report: Report) -> str:
     """Return the text of `report.json`, a line for each scenario; `parse_report` gives back an equal report."""
-    return _text(packed(encode(report)))
-
-
-def plain_text(report: Report) -> str:
-    """Return the text of a report in which nothing is shared, for other programs; `parse_report` reads it as well."""
-    return _text(encode(report))
-
-
-def _text(data: dict[str, Any]) -> str:
+    data = encode(report)
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in data.items()) + "\n}\n"
 
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from conformance.codec import MismatchError, decode, encode, parse_object
-from conformance.errors import ReportError, instance
+from conformance.codec import decode, encode, parse_object
+from conformance.errors import ReportError
 from conformance.report.plain_file import read_plain, write_plain
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
@@ -52,10 +52,10 @@ def read_journal(path: Path) -> Report:
     lines = read_plain(path).decode("utf-8", "replace").split("\n")[:-1]
     found: dict[str, Outcome] = {}
     try:
-        report = instance(decode(parse_object(lines[0] if lines else "", "a journal"), Report), Report)
+        report = decode(parse_object(lines[0] if lines else "", "a journal"), Report)
         for line in lines[1:]:
-            outcome = instance(decode(parse_object(line, "an outcome"), Outcome), Outcome)
+            outcome = decode(parse_object(line, "an outcome"), Outcome)
             found[outcome.id] = outcome
-    except (ValueError, MismatchError) as error:
+    except ValueError as error:
         raise ReportError(f"{path}: {error}") from error
     return report.joined(found.values(), load_catalogue())

@@ -5,17 +5,21 @@ Nothing in a report is executed, imported or looked up: a report from a stranger
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from conformance.codec import MismatchError, decode, parse_object
-from conformance.errors import ReportError, instance
+from conformance.errors import ReportError
 from conformance.report.console import printable
 from conformance.report.journal import JOURNAL, read_journal
-from conformance.report.packed import unpacked
 from conformance.report.plain_file import read_plain
+from conformance.run.outcome import Outcome
 from conformance.run.report import SCHEMA_VERSION, Report
 
 #: No name and no sentence has more.
@@ -43,31 +47,49 @@ def read_report(path: Path) -> Report:
 def report_in(content: bytes, path: Path) -> Report:
     """Return the report in what the file `path` holds; raises `ReportError` as `read_report` does."""
     try:
-        return parse_report(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{path} is not a report: it is not UTF-8 text") from error
+        return parse_report(content)
     except ReportError as error:
         raise ReportError(f"{path}: {error}") from error
 
 
-def parse_report(text: str) -> Report:
-    """Return the report in `text`; raises `ReportError` as `read_report` does."""
+def parse_report(content: str | bytes) -> Report:
+    """Return the report in `content`; raises `ReportError` as `read_report` does.
+
+    Scenarios are parsed one by one: all of them at once, as JSON data, take several times the memory of the report.
+    """
     try:
-        data = parse_object(text, "a report")
-    except ValueError as error:
-        raise ReportError(str(error)) from error
-    version = data.get("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:
-        raise ReportError(
-            f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
-        )
-    try:
-        report = instance(decode(unpacked(data), Report), Report)
+        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        scenarios = msgspec.json.decode(fields.get("scenarios", b"[]"), type=list[msgspec.Raw])
+        fields |= {"scenarios": msgspec.Raw(b"[]")} if "scenarios" in fields else {}
+        rest = ",".join(f"{json.dumps(name)}: {_text(raw)}" for name, raw in fields.items())
+        head = parse_object(f"{{{rest}}}", "a report")
+        version = head.get("schema_version")
+        if type(version) is not int or version != SCHEMA_VERSION:
+            raise ReportError(
+                f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
+            )
+        if "usual" in head:
+            raise ReportError("it is packed: `ddp-conformance report plain` of release 0.2.0 writes it as is read here")
+        report = decode(head, Report)
+        report = replace(report, scenarios=tuple(_outcome(index, raw) for index, raw in enumerate(scenarios)))
     except MismatchError as error:
         raise ReportError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"not valid JSON: {error}".replace("JSON: not valid JSON", "JSON")) from error
     if mistake := next(chain(_unfit(report), _impossible(report)), ""):
         raise ReportError(mistake)
     return report
+
+
+def _outcome(index: int, raw: msgspec.Raw) -> Outcome:
+    try:
+        return decode(parse_object(_text(raw), "a scenario"), Outcome)
+    except MismatchError as error:
+        raise MismatchError(f"scenarios[{index}].{error}") from error
+
+
+def _text(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode()
 
 
 def _impossible(report: Report) -> Iterator[str]:

@@ -45,7 +45,7 @@ SIGNED = (CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 #: The files of a stored report, which earlier releases did not compress.
 FILES = (COMPRESSED, REPORT, *SIGNED)
 #: Several times a report of all scenarios; a reviewer's machine reads no more of a stranger's.
-MOST_BYTES = 32 * 2**20
+MOST_BYTES = 128 * 2**20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _DEPTH = len(("subject", "backend", "torch", "date", "file"))

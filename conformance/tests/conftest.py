@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 
 from conformance.cli import replay, run
 from conformance.workers.zygote_process import ZygoteProcess
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[ZygoteProcess]:
-    """Start one zygote for all tests of this process whose ranks may have it: each would import torch once more."""
-    process = ZygoteProcess(None, ())
-    yield process
-    process.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 
@@ -15,8 +16,13 @@ def module_name(path: Path, root: Path) -> str:
 
 def imported_names(path: Path) -> set[str]:
     """Return the dotted names that `path` imports anywhere, also in functions and for types alone."""
+    return names_in(ast.parse(path.read_text()))
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Return the dotted names that a module imports: modules, and what it takes from them."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -43,28 +49,10 @@ def _owner(name: str, modules: Mapping[str, Path]) -> str:
     return name
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other in a circle, each sorted (Tarjan's algorithm)."""
-    number: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    path: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        number[node] = lowest[node] = len(number)
-        path.append(node)
-        for target in graph[node]:
-            if target not in number:
-                visit(target)
-            if target in path:
-                lowest[node] = min(lowest[node], lowest[target])
-        if lowest[node] == number[node]:
-            circle = path[path.index(node) :]
-            del path[path.index(node) :]
-            if len(circle) > 1:
-                found.append(sorted(circle))
-
-    for node in graph:
-        if node not in number:
-            visit(node)
-    return found
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a circle, the first again at the end; none if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []

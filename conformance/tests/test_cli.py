@@ -112,7 +112,7 @@ def test_an_unwritable_report_folder_is_said_before_the_run(tmp_path: Path) -> N
     ("text", "message"),
     [
         (PLAIN.dumps()[:100], "not valid JSON (line "),
-        ("[]", "a scenario must be a JSON object, got a list"),
+        ("[]", "a scenario must be a JSON object, got list"),
         (PLAIN.dumps().replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99 is not supported"),
         (PLAIN.dumps().replace('"train"', '"trian"'), "unknown program 'trian'; did you mean train"),
         (PLAIN.dumps().replace('"mlp"', '"mpl"'), "unknown model 'mpl'; did you mean mlp"),

@@ -15,7 +15,6 @@ from conformance.mutants import detector
 from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
 from conformance.mutants.detected import found_in, made_by_all, made_by_some, made_in, merged, not_tried, written
 from conformance.mutants.detector import Detection, Fate, Found
-from conformance.mutants.page import detection_page
 from conformance.spec.catalogue import load_catalogue
 
 CATALOGUE = load_catalogue()
@@ -42,13 +41,6 @@ FOUND = Found(
     {"StaleBuffers": ("TRAIN-06",)},
 )
 TEXT = written(FOUND, MADE)
-
-
-def test_survivors_stand_on_the_page() -> None:
-    page = detection_page(CATALOGUE, FOUND, MADE)
-    assert "2 of 2 mutants killed, 0 survived, 0 not active; 2 of 4 expected kills seen.**" in page
-    assert "- NoDivision, GRAD-02: survived. gradients are summed over the ranks" in page
-    assert "- NoDivision, JOIN-10: not active. " in page
 
 
 def test_what_was_written_is_read_back() -> None:

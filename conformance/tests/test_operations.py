@@ -296,6 +296,7 @@ def test_the_cells_of_a_scenario_need_what_it_says() -> None:
                 assert cell.needs == said, scenario.id
 
 
+@pytest.mark.nightly  # it takes ten seconds to make them anew
 def test_all_pairs_of_values_on_the_axes_are_tried_in_every_operation() -> None:
     cells = paired_cells()
     written = [Cell.from_json(data) for data in json.loads(gzip.decompress(CELLS.read_bytes()))]

@@ -78,9 +78,9 @@ def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:
 
 
 @pytest.mark.timeout(1800)  # of its first run: the device is compiled
-def test_a_ddp_without_the_option_device_ids_can_be_judged_on_a_device() -> None:
+def test_a_ddp_without_the_option_device_ids_can_be_judged_on_a_device(zygote: ZygoteProcess) -> None:
     sim = get_backend("sim")
-    with Controller(sim) as controller:
+    with Controller(sim, zygote=zygote) as controller:
         runner = ScenarioRunner(SUBJECTS["NeverLooks"], sim, controller, native=False)
         result = runner.run(SCENARIOS["gradients/GRAD-01/mlp-world2"]).subject
     assert result.verdict.value == "PASS", result.summary

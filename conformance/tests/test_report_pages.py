@@ -144,17 +144,6 @@ def test_junit_is_not_green_when_the_run_was_not_completed(tmp_path: Path) -> No
     assert "2 scenario(s) did not run" in junit_xml(report)
 
 
-def test_hostile_strings_stay_text_in_junit(hostile: Report) -> None:
-    text = junit_xml(hostile)
-    assert "<script" not in text
-    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", text)
-    root = ElementTree.fromstring(text)
-    assert {element.tag for element in root.iter()} == {"testsuites", "testsuite", "testcase", "failure"}
-    case = root.find(".//testcase")
-    assert case is not None
-    assert HOSTILE in str(case.get("name"))
-
-
 def test_a_backend_by_itself_is_called_by_its_name_and_no_ddp() -> None:
     report = run_report(outcome("gradients/GRAD-01/a", FAIL), subject="acme", target="", backend="acme.adapter:IT")
     assert (report.tested, report.subject.typed) == ("acme", "")
@@ -176,19 +165,6 @@ def test_markdown_says_the_answer_first(mixed: Report) -> None:
     assert text.count("<details>") == text.count("</details>") == 4  # chapters, and a cause each
     assert html.unescape(text).index("**3 causes of 4 failures**") < text.index("<details>")
     assert text[: text.index("<details>")].count("\n") <= 12
-
-
-def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: Report) -> None:
-    page = Tags(markdown(hostile))
-    fence = re.compile(r"^`{3,}text\n.*?^`{3,}$", re.MULTILINE | re.DOTALL)
-    outside = Tags(fence.sub("", markdown(hostile)))
-    assert set(outside.tags) == {"code", "details", "summary"}
-    assert outside.text.count(HOSTILE) >= 6  # three of them in the table of step times
-    assert HOSTILE in outside.text
-    assert page.text
-    sneaky = "harmless\n```\n# owned\n````\n<b>"
-    report = stored(tmp_path, outcome("gradients/GRAD-02/mlp", FAIL, summary=sneaky))
-    assert "\n`````text\n" in markdown(report)
 
 
 def test_a_comment_stays_within_what_may_be_posted(tmp_path: Path) -> None:
@@ -415,14 +391,6 @@ def test_the_page_needs_no_network(mixed: Report) -> None:
     assert all(str(value).startswith("#") for name, value in attributes if name == "href")
     assert "url(" not in html_page([mixed])
     assert "@import" not in html_page([mixed])
-
-
-def test_hostile_strings_stay_text_on_the_page(hostile: Report, mixed: Report) -> None:
-    hostile_page, page = Tags(html_page([hostile])), Tags(html_page([mixed]))
-    assert set(hostile_page.tags) <= {*page.tags, "strong"}
-    assert hostile_page.tags.count("script") == 1
-    assert not [name for name, _ in hostile_page.attributes if name.startswith("on") or name == "src"]
-    assert hostile_page.text.count(HOSTILE) > 10
 
 
 def chromium(page: str, folder: Path, *, complains: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ def footings(output: str) -> list[tuple[str, ...]]:
     return [(line[:12].strip(), line[12:42].strip()) for line in lines if line[:12].strip() and line[12:13].strip()]
 
 
-def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
+def test_gloo_keeps_every_rung_and_so_do_both_ddps(monkeypatch: pytest.MonkeyPatch, zygote: ZygoteProcess) -> None:
+    monkeypatch.setattr(ladder, "climb", partial(climb, zygote=zygote))
     result = smoke()
     assert result.exit_code == 0, result.output
     found = footings(result.stdout.partition("Every rung")[0])

@@ -16,7 +16,6 @@ from torch.distributed.optim import _apply_optimizer_in_backward  # type: ignore
 from torch.utils.checkpoint import checkpoint
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.compiled_models import WIDTH, layers
 from ddp_impl.tests.ranks import run_ranks
 
@@ -49,68 +48,6 @@ def _models(num: int) -> nn.ModuleList:
 
 def _loss(calls: list[Callable[..., Any]], inputs: Tensor) -> Tensor:
     return torch.stack([call(inputs).square().sum() for call in calls]).sum()
-
-
-def _train(rank: int, num_models: int, captured: bool, options: dict[str, Any]) -> list[list[Tensor]]:
-    """Return the gradients of every step, of which the third accumulates on a backward under `no_sync`."""
-    models = _models(num_models)
-    wrapped = [DistributedDataParallel(model, **_ONE_LAYER, **options) for model in models]
-    calls = [_compiled(ddp) if captured else ddp for ddp in wrapped]
-    steps = []
-    for step in range(5):
-        models.zero_grad()
-        context = _captured() if captured else nullcontext()
-        if step == 2:
-            for ddp in wrapped:
-                ddp.require_backward_grad_sync = False
-            with _captured() if captured else nullcontext():
-                _loss(calls, _inputs(rank, 7)).backward()
-            for ddp in wrapped:
-                ddp.require_backward_grad_sync = True
-        with context:
-            _loss(calls, _inputs(rank, step)).backward()
-        steps.append(_gradients(models))
-    return steps
-
-
-def _average(num_models: int) -> list[list[Tensor]]:
-    """Return what `_train` is to return, computed by one process without DDP."""
-    models = _models(num_models)
-    steps = []
-    for step in range(5):
-        of_ranks = []
-        for rank in range(2):
-            models.zero_grad()
-            if step == 2:
-                _loss(list(models), _inputs(rank, 7)).backward()
-            _loss(list(models), _inputs(rank, step)).backward()
-            of_ranks.append(_gradients(models))
-        steps.append([(first + second) / 2 for first, second in zip(*of_ranks, strict=True)])
-    return steps
-
-
-_TRAININGS: dict[str, tuple[int, dict[str, Any]]] = {
-    "plain": (1, {}),
-    "views": (1, {"gradient_as_bucket_view": True}),
-    "two wrappers": (2, {}),
-}
-_MIXED: dict[str, Any] = {"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16)}
-
-
-def _train_all(rank: int) -> tuple[dict[str, list[list[Tensor]]], list[list[list[Tensor]]]]:
-    """Return what all trainings give; in mixed precision with and without compiled autograd."""
-    mixed = [_train(rank, 1, captured, _MIXED) for captured in (True, False)]
-    return {name: _train(rank, num, True, options) for name, (num, options) in _TRAININGS.items()}, mixed
-
-
-@pytest.mark.nightly
-def test_gradients_are_averages_bitwise(tmp_path: Path) -> None:
-    for trained, (captured, eager) in run_ranks(_train_all, 2, tmp_path):
-        for name, steps in trained.items():
-            for ours, truth in zip(steps, _average(_TRAININGS[name][0]), strict=True):
-                assert all(map(torch.equal, ours, truth)), name
-        for ours, truth in zip(captured, eager, strict=True):
-            assert all(map(torch.equal, ours, truth))
 
 
 def _refused(rank: int, what: str) -> tuple[str, list[Tensor]]:

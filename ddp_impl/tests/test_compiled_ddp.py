@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.compiled_models import WIDTH, Recorder, assert_same, gradients, layers
-from ddp_impl.tests.ranks import group_of_one, run_ranks
+from ddp_impl.tests.ranks import group_of_one
 
 #: With these caps every layer of `layers()` is a bucket of its own.
 ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
@@ -30,53 +29,6 @@ def alone() -> Iterator[None]:
 def compile_wrapper(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
     ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
     return ddp, torch.compile(ddp, backend=backend)
-
-
-def compile_wrapper_fully(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
-    return ddp, torch.compile(ddp, backend=backend, fullgraph=True)
-
-
-def compile_in_place(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
-    ddp.compile(backend=backend)
-    return ddp, ddp
-
-
-def compile_a_step(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
-
-    def step(x: Tensor) -> Any:
-        return ddp(x) + 0
-
-    return ddp, torch.compile(step, backend=backend)
-
-
-def compile_before_wrapping(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
-    compiled: Any = torch.compile(model, backend=backend)
-    ddp = DistributedDataParallel(compiled, bucket_cap_mb=ONE_LAYER_MB)
-    return ddp, ddp
-
-
-WAYS = [compile_wrapper, compile_wrapper_fully, compile_in_place, compile_a_step, compile_before_wrapping]
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_every_way_to_compile_splits(way: Callable[..., Any]) -> None:
-    torch.manual_seed(0)
-    model, twin = layers(3), layers(3)
-    twin.load_state_dict(model.state_dict())
-    recorder = Recorder(lookup_backend("aot_eager"))
-    ddp, call = way(model, recorder)
-    x = torch.randn(2, WIDTH)
-    for _ in range(2):
-        ours = gradients(model, call, x)
-        assert_same(ours, gradients(twin, twin, x))
-    (plan,) = ddp._compiled_calls.splits
-    assert plan.num_parts == 3
-    with_parameters = [gm for gm in recorder.graphs if any("weight" in node.name for node in gm.graph.nodes)]
-    assert len(with_parameters) == 3
 
 
 @pytest.mark.usefixtures("alone")
@@ -162,55 +114,3 @@ def test_parameters_added_after_wrapping_are_named() -> None:
     with pytest.raises(RuntimeError, match=r"3\.bias\.(.|\n)*wrap it anew on every rank"):
         call(torch.ones(2, WIDTH))
     del ddp
-
-
-def _train(rank: int, compiled: bool, backend: str, options: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), layers(3))
-    ddp = DistributedDataParallel(model, **options)
-    torch._inductor.config.compile_threads = 1  # a forked rank has no pool of compilers
-    call = torch.compile(ddp, backend=backend) if compiled else ddp
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    generator = torch.Generator().manual_seed(rank)
-    losses: list[Tensor] = []
-    for step in range(4):
-        optimizer.zero_grad()
-        if step == 2:
-            with ddp.no_sync():
-                call(torch.randn(6, WIDTH, generator=generator)).square().sum().backward()
-        loss = call(torch.randn(4 + 2 * (step == 3), WIDTH, generator=generator)).square().sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return {
-        "state": model.state_dict(),
-        "losses": losses,
-        "parts": [plan.num_parts for plan in ddp._compiled_calls.splits],
-    }
-
-
-@pytest.mark.parametrize(
-    ("backend", "options"),
-    [
-        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB}),
-        pytest.param(
-            "aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "gradient_as_bucket_view": True}, marks=pytest.mark.nightly
-        ),
-        pytest.param("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "static_graph": True}, marks=pytest.mark.nightly),
-        pytest.param(
-            "aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "find_unused_parameters": True}, marks=pytest.mark.nightly
-        ),
-        pytest.param("inductor", {"bucket_cap_mb": ONE_LAYER_MB}, marks=pytest.mark.nightly),
-    ],
-    ids=["default", "views", "static", "unused", "inductor"],
-)
-def test_two_ranks_train_the_same_compiled_as_eager(tmp_path: Path, backend: str, options: dict[str, Any]) -> None:
-    eager = run_ranks(_train, 2, tmp_path / "eager", False, backend, options)
-    compiled = run_ranks(_train, 2, tmp_path / "compiled", True, backend, options)
-    for rank in range(2):
-        torch.testing.assert_close(compiled[rank]["state"], eager[rank]["state"])
-        torch.testing.assert_close(compiled[rank]["losses"], eager[rank]["losses"])
-        assert set(compiled[rank]["parts"]) == {4}
-    for name, value in compiled[0]["state"].items():
-        if "running" not in name:
-            assert torch.equal(value, compiled[1]["state"][name]), name

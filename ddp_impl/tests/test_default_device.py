@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ddp_impl
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import run_ranks
-
-#: Functions of torch that make a tensor on the default device unless they are told another one.
-_FACTORIES = frozenset(
-    {
-        "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand",
-        "randint", "randn", "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor", "zeros",
-    }
-)  # fmt: skip
-
-
-def without_device(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        is_torchs = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-        if is_torchs and node.func.attr in _FACTORIES and all(word.arg != "device" for word in node.keywords):
-            yield f"{path.name}:{node.lineno}: torch.{node.func.attr}"
-
-
-def test_every_new_tensor_names_its_device() -> None:
-    folder = Path(ddp_impl.__file__).parent
-    files = [path for path in folder.rglob("*.py") if "tests" not in path.parts]
-    assert [found for path in files for found in without_device(path)] == []
 
 
 class Half(nn.Module):

@@ -133,24 +133,6 @@ def test_a_list_of_caps_is_used(names: tuple[str, str]) -> None:
     assert [bucket.names for bucket in fused] == [("p4", "p3"), ("p2",), ("p1",), ("p0",)]
 
 
-@pytest.mark.parametrize(
-    ("fusion", "all_reduces", "coalesced", "divisions"),
-    [(Fusion.CONCAT, 3, 0, 3), (Fusion.COALESCED, 0, 3, 0), (Fusion.NONE, 60, 0, 60)],
-)
-def test_sixty_gradients_make_as_many_collectives_as_the_plan_has_buckets(
-    names: tuple[str, str], fusion: Fusion, all_reduces: int, coalesced: int, divisions: int
-) -> None:
-    shapes: list[tuple[int, ...]] = [(2, 5)] * 60  # 40 bytes each
-    gm, _ = backward_of(names[0], shapes)
-    fused = fuse(gm.graph, {names[0]: FusionRules(specs_for(shapes), BucketCaps(400, 1000), fusion)})
-    assert [len(bucket.names) for bucket in fused] == [10, 25, 25]
-    assert count(gm, collective.all_reduce.default) == all_reduces
-    assert count(gm, collective.all_reduce_coalesced.default) == coalesced
-    assert count(gm, torch.ops.aten.div.Tensor) == divisions
-    assert count(gm, torch.ops.aten._foreach_div.Tensor) == coalesced
-    assert sum(bucket.num_collectives for bucket in fused) == all_reduces + coalesced
-
-
 @pytest.mark.parametrize("fusion", list(Fusion))
 def test_collectives_are_issued_early_and_waited_for_late(names: tuple[str, str], fusion: Fusion) -> None:
     gm, _ = backward_of(names[0])

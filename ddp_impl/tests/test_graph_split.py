@@ -266,15 +266,6 @@ def test_whatever_a_graph_contains_its_parts_compute_the_same(
     assert len(backend.splits) <= (2 if dynamic else 3)
 
 
-def test_batch_sizes_that_vary_are_compiled_twice_as_without_splitting() -> None:
-    module = Calls(plain)
-    backend, _ = split_of(module, TINY)
-    compiled = torch.compile(module, backend=backend)
-    for batch in (2, 3, 4, 5):
-        compiled(torch.ones(batch, WIDTH)).sum().backward()
-    assert len(backend.splits) == 2  # once for 2, once for any
-
-
 def test_convolutions_keep_their_strides_across_parts() -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -284,28 +275,6 @@ def test_convolutions_keep_their_strides_across_parts() -> None:
     assert_same(gradients(model, compiled, x), gradients(model, model, x))
     last_inputs = [value for value in recorder.inputs[-1] if isinstance(value, Tensor) and value.dim() == 4]
     assert any(value.is_contiguous(memory_format=torch.channels_last) and value.shape[2] > 1 for value in last_inputs)
-
-
-@pytest.mark.nightly
-def test_inductor_compiles_parts_with_strides_floats_and_symbolic_sizes() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 3)
-            self.third = nn.Linear(2, 2)
-
-        def forward(self, x: Tensor, rate: float) -> Any:
-            x = torch.relu(self.second(self.first(x) * (1 - rate)))
-            return self.third(x.mean((2, 3)) * x.shape[0]) / (1 - rate)
-
-    model = Model()
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    backend, _ = split_of(model, TINY, "inductor")
-    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
-    for batch, rate in ((2, 0.25), (3, 0.5)):
-        x = torch.randn(batch, 2, 8, 8).to(memory_format=torch.channels_last)
-        assert_same(gradients(model, compiled, x, rate), gradients(model, model, x, rate))
-    assert {plan.num_parts for plan in backend.splits} == {3}
 
 
 def test_compilers_of_parts_do_not_overwrite_what_others_left_for_their_backwards() -> None:

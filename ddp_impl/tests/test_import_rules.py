@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ddp_impl
+from conformance.tests.import_graph import circle, import_graph, imported_names, module_name, names_in
 
 ROOT = Path(ddp_impl.__file__).parent
 #: The rooms from the bottom up: a module imports its own room and those before it.
@@ -39,88 +40,15 @@ def modules() -> list[Path]:
     return [path for path in sorted(ROOT.rglob("*.py")) if "tests" not in path.relative_to(ROOT).parts]
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-NAMES = {module_name(path) for path in modules()}
-
-
-def imported(node: ast.AST) -> set[str]:
-    """Return the full names that one import statement names: modules, and what it takes from them."""
-    if isinstance(node, ast.Import):
-        return {alias.name for alias in node.names}
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return set()
-
-
-def imports(tree: ast.AST) -> set[str]:
-    """Return all names that are imported anywhere: inside functions and for annotations, too."""
-    return {name for node in ast.walk(tree) for name in imported(node)}
-
-
-def own_imports(tree: ast.AST) -> set[str]:
-    """Return the modules of ours that are imported; a package counts only if something is taken from it itself."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module in NAMES:
-            taken = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (taken & NAMES) | ({node.module} if taken - NAMES else set())
-        elif isinstance(node, ast.Import):
-            found |= imported(node) & NAMES
-    return found
-
-
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Return the sets of modules that import each other, however long the way: Tarjan's components."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[set[str]] = []
-
-    def visit(module: str) -> None:
-        number[module] = low[module] = len(number)
-        stack.append(module)
-        for other in graph.get(module, ()):
-            if other not in number:
-                visit(other)
-                low[module] = min(low[module], low[other])
-            elif other in stack:
-                low[module] = min(low[module], number[other])
-        if low[module] == number[module]:
-            component = set(stack[stack.index(module) :])
-            del stack[stack.index(module) :]
-            if len(component) > 1 or module in graph.get(module, ()):
-                found.append(component)
-
-    for module in graph:
-        if module not in number:
-            visit(module)
-    return found
+GRAPH = import_graph(modules(), ROOT)
 
 
 def test_no_circle_of_imports() -> None:
-    assert circles({module_name(path): own_imports(parsed(path)) for path in modules()}) == []
-
-
-def test_circles_are_found_in_functions_and_annotations_too() -> None:
-    def graph(**sources: str) -> dict[str, set[str]]:
-        return {f"ddp_impl.{name.replace('__', '.')}": own_imports(ast.parse(text)) for name, text in sources.items()}
-
-    made = graph(
-        base__options="def later():\n    from ddp_impl.buckets.bucket import Bucket",
-        buckets__bucket="if TYPE_CHECKING:\n    from ddp_impl.base import errors",
-        base__errors="from ddp_impl.base.options import BucketCaps\nfrom ddp_impl.base.messages import aborted",
-        base__messages="import torch",
-    )
-    assert circles(made) == [{"ddp_impl.base.options", "ddp_impl.buckets.bucket", "ddp_impl.base.errors"}]
-    assert circles(graph(base__options="import ddp_impl.base.options")) == [{"ddp_impl.base.options"}]
+    assert circle(GRAPH) == []
 
 
 def room(path: Path) -> str:
@@ -131,19 +59,19 @@ def room(path: Path) -> str:
 def test_imports_go_down(path: Path) -> None:
     own, order = room(path), ROOMS + ABOVE
     assert own in order, f"{own} is no room: place it in ROOMS"
-    for name in own_imports(parsed(path)) - {"ddp_impl"}:
+    for name in GRAPH[module_name(path, ROOT)] - {"ddp_impl"}:
         other = name.split(".")[1]
         assert order.index(other) <= order.index(own), f"{own} imports {name}, and {other} does not lie below it"
     if path.stem in WITHOUT_TORCH:
-        assert not any(name.split(".")[0] == "torch" for name in imports(parsed(path))), f"{path} must not import torch"
+        assert not any(name.split(".")[0] == "torch" for name in imported_names(path)), f"{path} must not import torch"
 
 
 def test_arrows_between_rooms_stay_few() -> None:
     arrows = {
         (room(path), name.split(".")[1])
         for path in modules()
-        for name in own_imports(parsed(path))
-        if name.startswith("ddp_impl.")
+        for name in GRAPH[module_name(path, ROOT)]
+        if name != "ddp_impl"
     }
     assert len({(one, other) for one, other in arrows if one != other}) <= 40
 
@@ -202,7 +130,7 @@ def private_names_of_torch(tree: ast.AST, ours: set[str]) -> Iterator[str]:
     A private attribute is torch's if our code defines none of that name, or if torch's objects have one, unless it is
     our own object's (`self`).
     """
-    for name in imports(tree):
+    for name in names_in(tree):
         if name.split(".")[0] == "torch" and any(is_private(part) for part in name.split(".")):
             yield name
     for node in ast.walk(tree):
@@ -226,7 +154,7 @@ def test_private_names_of_torch_are_in_one_folder() -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("from torch._guards import tracing", "torch._guards"),
+        ("from torch._guards import tracing", "torch._guards.tracing"),
         ("import torch._dynamo", "torch._dynamo"),
         ("def f():\n    from torch.distributed.algorithms import _hidden", "torch.distributed.algorithms._hidden"),
         ("torch._foreach_copy_([], [])", "_foreach_copy_"),
@@ -245,12 +173,12 @@ def test_private_names_of_torch_are_found(source: str, name: str) -> None:
 def test_no_private_name_is_kept_without_need() -> None:
     named: set[str] = set()
     for path in internals():
-        body, name = parsed(path).body, module_name(path)
+        body, name = parsed(path).body, module_name(path, ROOT)
         defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         assigned = [node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)]
         defined |= {each for node in assigned for each in defined_names(node) if each != "__all__"}
         public = {each for each in defined if not is_private(each)}
         public.update(getattr(importlib.import_module(name), "__all__", ()))
         named |= {f"{name}.{each}" for each in public}
-    used = {name for path in modules() for name in imports(parsed(path))}
+    used = {name for path in modules() for name in imported_names(path)}
     assert named == {name for name in used if name.startswith(INTERNALS) and name.count(".") == 3}

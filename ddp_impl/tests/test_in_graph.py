@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
@@ -35,7 +32,6 @@ from ddp_impl.tests.compiled_models import (
     gradients,
     layers,
 )
-from ddp_impl.tests.ranks import run_ranks
 from ddp_impl.torch_internals.compile import inductor_compiler
 
 LAYER_BYTES = BIAS_BYTES + WEIGHT_BYTES
@@ -164,41 +160,6 @@ def test_no_state_is_left_behind(recorder: CollectiveRecorder) -> None:
     assert after == before
 
 
-def test_a_new_process_group_is_used_without_compiling_again(recorder: CollectiveRecorder) -> None:
-    def groups_used() -> set[str]:
-        recorder.start()
-        backward(recorder, call(torch.ones(2, WIDTH)))
-        return {entry.group for entry in recorder.history() if entry.phase == "backward"}
-
-    ddp = wrap(layers(2))
-    call = torch.compile(ddp, backend="aot_eager")
-    assert groups_used() == {"default"}
-    another = dist.new_group([0])
-    assert isinstance(another, dist.ProcessGroup)
-    ddp._update_process_group(another)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert groups_used() == {f"group {another.group_name}"}
-
-
-@pytest.mark.parametrize(
-    ("hook", "dtype"),
-    [
-        (default_hooks.allreduce_hook, "float32"),
-        (default_hooks.fp16_compress_hook, "float16"),
-        (default_hooks.bf16_compress_hook, "bfloat16"),
-    ],
-)
-def test_compressing_hooks_become_part_of_the_graph(
-    recorder: CollectiveRecorder, hook: Callable[..., Any], dtype: str
-) -> None:
-    ddp = wrap(layers(2))
-    ddp.register_comm_hook(None, hook)
-    recorder.start()
-    backward(recorder, torch.compile(ddp, backend="aot_eager")(torch.ones(2, WIDTH)))
-    assert issued(recorder) == [("all_reduce", dtype)] * 2
-    assert [bucket.dtype for bucket in ddp._compiled_calls.fused[0]] == [getattr(torch, dtype)] * 2
-
-
 def test_other_hooks_are_called_by_the_reducer(recorder: CollectiveRecorder) -> None:
     called = []
 
@@ -273,78 +234,20 @@ def test_a_graph_that_breaks_after_all_ranks_had_one_is_an_error(recorder: Colle
     assert "optimize_ddp = True" in "".join(raised.value.__notes__)
 
 
-@pytest.mark.parametrize("fusion", [Fusion.CONCAT, Fusion.COALESCED])
-def test_what_compiled_autograd_captures_is_fused(recorder: CollectiveRecorder, fusion: Fusion) -> None:
-    model = layers(4)
-    twin = copy.deepcopy(model)
-    call = torch.compile(wrap(model, fusion, bucket_cap_mb=2 * LAYER_BYTES / 2**20), backend="aot_eager")
-    x = torch.randn(2, WIDTH)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
-        recorder.start()
-        backward(recorder, call(x))
-    operation = "all_reduce_coalesced" if fusion is Fusion.COALESCED else "all_reduce"
-    assert issued(recorder) == [(operation, "float32")] * 2
-    twin(x).sum().backward()
-    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
-
-
-def test_local_gradients_are_averaged_with_those_of_the_next_forward(recorder: CollectiveRecorder) -> None:
-    model = layers(2)
-    ddp = wrap(model)
-    call = torch.compile(ddp, backend="aot_eager")
-    x = torch.randn(2, WIDTH)
-    call(x).sum().backward()
-    model.zero_grad()
-    recorder.start()
-    recorder.entered("backward", 0, True)
-    with ddp.no_sync():
-        call(x).sum().backward()
-    assert issued(recorder) == []
-    call(x).sum().backward()
-    assert issued(recorder) != []
-    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    truth = gradients(model, lambda: 2 * model(x))
-    for name, gradient in ours.items():
-        torch.testing.assert_close(gradient, truth[name])
-    recorder.start()
-    backward(recorder, call(x))
-    assert issued(recorder) == [("all_reduce", "float32")] * 2
-    assert len(ddp._compiled_calls.fused) == 1
-
-
-def test_local_gradients_that_come_too_late_are_refused(recorder: CollectiveRecorder) -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_local_gradients_that_come_too_late_or_with_averages_are_refused(
+    recorder: CollectiveRecorder, joint: bool
+) -> None:
     ddp = wrap(layers(2))
     call = torch.compile(ddp, backend="aot_eager")
     x = torch.randn(2, WIDTH)
     synchronised = call(x)
     with ddp.no_sync():
         local = call(x)
-    local.sum().backward()
-    with pytest.raises(ReductionError, match="before the synchronised one"):
-        synchronised.sum().backward()
-
-
-def test_a_joint_backward_of_local_and_averaging_forwards_is_refused(recorder: CollectiveRecorder) -> None:
-    ddp = wrap(layers(2))
-    call = torch.compile(ddp, backend="aot_eager")
-    x = torch.randn(2, WIDTH)
-    synchronised = call(x)
-    with ddp.no_sync():
-        local = call(x)
-    with pytest.raises(ReductionError, match="no_sync"):
-        (synchronised + local).sum().backward()
-
-
-def test_gradients_accumulate_over_synchronised_steps(recorder: CollectiveRecorder) -> None:
-    model = layers(2)
-    call = torch.compile(wrap(model), backend="aot_eager")
-    x = torch.randn(2, WIDTH)
-    call(x).sum().backward()
-    call(x).sum().backward()
-    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    truth = gradients(model, lambda: 2 * model(x))
-    for name, gradient in ours.items():
-        torch.testing.assert_close(gradient, truth[name])
+    if not joint:
+        local.sum().backward()
+    with pytest.raises(ReductionError, match="no_sync" if joint else "before the synchronised one"):
+        (synchronised + local if joint else synchronised).sum().backward()
 
 
 def test_a_backend_without_a_place_for_passes_averages_one_by_one(recorder: CollectiveRecorder) -> None:
@@ -368,172 +271,6 @@ def test_any_backend_made_by_aot_autograd_is_given_fused_graphs(recorder: Collec
     assert len(seen) == 2
     assert seen[1].count("_c10d_functional.all_reduce") == 2
     assert "average_gradient" not in seen[0] + seen[1]
-
-
-def test_casts_of_mixed_precision_are_averaged_in_low_precision(recorder: CollectiveRecorder) -> None:
-    from ddp_impl.module.mixed_precision import MixedPrecision
-
-    model = layers(2)
-    ddp = wrap(model, mixed_precision=MixedPrecision(torch.bfloat16))
-    call = torch.compile(ddp, backend="aot_eager")
-    recorder.start()
-    backward(recorder, call(torch.ones(2, WIDTH)))
-    assert issued(recorder) == [("all_reduce", "bfloat16")] * 2
-    assert all(parameter.grad is not None and parameter.grad.dtype is torch.float32 for parameter in model.parameters())
-    assert len(ddp._compiled_calls.fused) == 1
-
-
-@pytest.mark.nightly
-def test_inductor_keeps_launches_early_and_waits_late(recorder: CollectiveRecorder) -> None:
-    from torch._inductor.utils import run_and_get_code
-
-    model = layers(4)
-    ddp = wrap(model)
-    call = torch.compile(ddp, backend="inductor")
-    x = torch.randn(2, WIDTH)
-    ours, codes = run_and_get_code(gradients, model, call, x)
-    assert_same(ours, gradients(model, model, x))
-    (code,) = [code for code in codes if "all_reduce" in code]
-    lines = [line for line in code.splitlines() if "torch.ops._c10d_functional" in line and ".default(" in line]
-    kinds = ["wait" if "wait_tensor" in line else "launch" for line in lines]
-    assert kinds == ["launch"] * 4 + ["wait"] * 4
-
-
-def _train(rank: int, compiled: bool, options: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), layers(3))
-    fusion = Fusion(options.pop("fusion", "concat"))
-    hook = options.pop("hook", None)
-    ddp = wrap(model, fusion, **options)
-    if hook is not None:
-        ddp.register_comm_hook(None, hook)
-    call = torch.compile(ddp, backend="aot_eager") if compiled else ddp
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    generator = torch.Generator().manual_seed(rank)
-    losses: list[Tensor] = []
-    for step in range(5):
-        optimizer.zero_grad()
-        if step == 3:
-            with ddp.no_sync():
-                call(torch.randn(6, WIDTH, generator=generator)).square().sum().backward()
-        loss = call(torch.randn(4 + 2 * (step == 4), WIDTH, generator=generator)).square().sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return {"state": model.state_dict(), "losses": losses, "fused": len(ddp._compiled_calls.fused)}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"fusion": "concat"}, marks=pytest.mark.nightly),
-        {"fusion": "coalesced", "gradient_as_bucket_view": True},
-        pytest.param({"hook": default_hooks.fp16_compress_hook}, marks=pytest.mark.nightly),
-    ],
-    ids=["concat", "coalesced", "fp16"],
-)
-def test_two_ranks_train_the_same_as_in_eager(tmp_path: Path, options: dict[str, Any]) -> None:
-    eager = run_ranks(_train, 2, tmp_path / "eager", False, options)
-    compiled = run_ranks(_train, 2, tmp_path / "compiled", True, options)
-    for rank in range(2):
-        torch.testing.assert_close(compiled[rank]["state"], eager[rank]["state"])
-        torch.testing.assert_close(compiled[rank]["losses"], eager[rank]["losses"])
-        assert compiled[rank]["fused"] >= 1
-    for name, value in compiled[0]["state"].items():
-        if "running" not in name:
-            assert torch.equal(value, compiled[1]["state"][name]), name
-
-
-def _two_models(rank: int, directory: Path) -> dict[str, Any]:
-    dist.destroy_process_group()
-    torch.manual_seed(0)
-    recorder = CollectiveRecorder()
-    store = dist.FileStore(str(directory / "recorded"), 2)  # type: ignore[attr-defined]
-    init_process_group(GLOO, recorder, store=store, rank=rank, world_size=2)
-    models = [layers(2), layers(2).double()]
-    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    wrapped = []
-    for model, group in zip(models, groups, strict=True):
-        assert isinstance(group, dist.ProcessGroup)
-        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=ONE_LAYER_MB)
-        ddp._compiled_calls.reduction = Reduction.IN_GRAPH
-        wrapped.append(ddp)
-    twins = copy.deepcopy(models)
-
-    def step(x: Tensor) -> Any:
-        return wrapped[1](wrapped[0](x).double())
-
-    x = torch.full((2, WIDTH), 1.0 + rank)
-    twins[1](twins[0](x).double()).sum().backward()
-    truth = [parameter.grad for twin in twins for parameter in twin.parameters()]
-    for gradient in truth:
-        assert gradient is not None
-        dist.all_reduce(gradient)
-        gradient /= 2
-    recorder.start()
-    backward(recorder, torch.compile(step, backend="aot_eager")(x))
-    issued = [(e.group, e.dtypes[0], e.numel) for e in recorder.history() if e.phase == "backward"]
-    return {
-        "ours": [parameter.grad for model in models for parameter in model.parameters()],
-        "truth": truth,
-        "issued": issued,
-        "groups": [f"group {group.group_name}" for group in groups if isinstance(group, dist.ProcessGroup)],
-    }
-
-
-def test_two_models_of_two_groups_and_dtypes_are_averaged_apart(tmp_path: Path) -> None:
-    layer = LAYER_BYTES // 4
-    for result in run_ranks(_two_models, 2, tmp_path, tmp_path):
-        for actual, expected in zip(result["ours"], result["truth"], strict=True):
-            torch.testing.assert_close(actual, expected)
-        first, second = result["groups"]
-        assert result["issued"] == [(second, "float64", layer)] * 2 + [(first, "float32", layer)] * 2
-
-
-def _train_sharded(rank: int, directory: Path, reduction: Reduction) -> dict[str, Any]:
-    dist.destroy_process_group()
-    recorder = CollectiveRecorder()
-    store = dist.FileStore(str(directory / "recorded"), 4)  # type: ignore[attr-defined]
-    init_process_group(GLOO, recorder, store=store, rank=rank, world_size=4)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(0)
-    models = [layers(2), layers(2)]
-    truth = copy.deepcopy(models[0])
-    models[1].load_state_dict(models[0].state_dict())
-    data = [torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(place)) for place in range(2)]
-    own = data[mesh.get_coordinate()[0]]  # type: ignore[index]
-    sharded_traffic, descriptions = [], []
-    for compiled, model in enumerate(models):
-        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        descriptions.append([(name, type(p), p.placements) for name, p in model.named_parameters()])  # type: ignore[attr-defined]
-        ddp = DistributedDataParallel(model, device_mesh=mesh["dp"], bucket_cap_mb=ONE_LAYER_MB / 2)
-        ddp._compiled_calls.reduction = reduction
-        call = torch.compile(ddp, backend="aot_eager") if compiled else ddp
-        call(own).square().sum().backward()
-        model.zero_grad()
-        recorder.start()
-        call(own).square().sum().backward()
-        group = f"group {mesh['tp'].get_group().group_name}"
-        sharded_traffic.append([(e.op, e.numel) for e in recorder.history() if e.group == group])
-    descriptions.append([(name, type(p), p.placements) for name, p in models[1].named_parameters()])  # type: ignore[attr-defined]
-    sum((truth(x).square().sum() for x in data), torch.zeros(())).div(2).backward()
-    return {
-        "ours": {name: p.grad.full_tensor() for name, p in models[1].named_parameters()},  # type: ignore[union-attr]
-        "truth": {name: p.grad for name, p in truth.named_parameters()},
-        "traffic": sharded_traffic,
-        "unchanged": descriptions[1] == descriptions[2],
-        "fused": len(ddp._compiled_calls.fused),
-    }
-
-
-@pytest.mark.parametrize("reduction", [pytest.param(Reduction.SPLIT, marks=pytest.mark.nightly), Reduction.IN_GRAPH])
-def test_shards_are_averaged_and_the_traffic_between_them_stays(tmp_path: Path, reduction: Reduction) -> None:
-    for result in run_ranks(_train_sharded, 4, tmp_path, tmp_path, reduction):
-        torch.testing.assert_close(result["ours"], result["truth"])
-        assert result["unchanged"]
-        assert result["traffic"][0]
-        assert sorted(result["traffic"][0]) == sorted(result["traffic"][1])
-        assert result["fused"] == (1 if reduction is Reduction.IN_GRAPH else 0)
 
 
 def test_inductor_looks_up_what_it_compiled_by_what_partitions_it() -> None:

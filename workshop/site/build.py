@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,10 +11,7 @@ import click
 
 import workshop
 from conformance.cli.options import NamedPath
-from workshop.site.terminal import draw_terminals
 
-#: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
-_LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 RESULTS = "results"
 DEFINITION = workshop.ROOT / "conformance/truth/plain_ddp.py"
 #: Which of its passages defines which requirements.
@@ -34,42 +29,35 @@ def command(out: Path, results: Path | None) -> None:
     if out.exists():
         shutil.rmtree(out)
     shutil.copytree(workshop.ROOT / "docs", out)
-    draw_terminals(out)
     (out / "README.md").unlink(missing_ok=True)  # of the folder, on a forge; the site begins with index.md
     for name, text in _generated(stored if stored.is_dir() else None).items():
         file = out / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    shown = _show_sources(out)
-    click.echo(f"{len(list(out.rglob('*.md')))} pages in {out}, {shown} of them show a file of the repository.")
+    click.echo(f"{len(list(out.rglob('*.md')))} pages in {out}.")
 
 
 def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.backends.gloo import GLOO
     from conformance.cli import main
     from conformance.mutants.catalogue import load_deviations, load_mutants
-    from conformance.mutants.detected import DETECTED, found_in, made_in
-    from conformance.mutants.page import detection_page
+    from conformance.mutants.detected import DETECTED, found_in
     from conformance.report.results import results_pages, stored_reports
     from conformance.report.schema import report_schema
     from conformance.run.baseline import FOLDER, read_baseline
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
-    from workshop.behaviour_rows import load_behaviours
+    from workshop.behaviours import page_of
     from workshop.capabilities import capabilities_page
     from workshop.site.command_pages import command_pages
     from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
-    from workshop.site.run_pages import run_pages
-    from workshop.specification import specification_pages
-    from workshop.systems import systems_page
 
     catalogue, scenarios, mutants = load_catalogue(), load_scenarios(), load_mutants()
     versions = tuple(map(load_version, known_versions()))
     reports = stored_reports([stored]) if stored is not None and any(stored.rglob("report.json*")) else ()
-    detected = DETECTED.read_text(encoding="utf-8")
-    found = found_in(detected, mutants, load_deviations())
+    found = found_in(DETECTED.read_text(encoding="utf-8"), mutants, load_deviations())
     passages = read_passages(DEFINITION, PASSAGES, catalogue)
     evidence = Evidence(
         found,
@@ -81,15 +69,10 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {
         **requirement_pages(catalogue, scenarios, evidence),
-        **{f"specification/{name}": text for name, text in specification_pages(catalogue, scenarios, versions).items()},
         **command_pages(main),
-        **run_pages(reports, scenarios),
+        "behaviours.md": page_of(reports, scenarios),
         "capabilities.md": capabilities_page(GLOO, scenarios, {one.id: one.level for one in catalogue}),
-        "detection.md": detection_page(catalogue, found, made_in(detected)),
         "reducer.md": _reducer(),
-        "systems.md": systems_page(
-            load_behaviours(), Counter(kill.requirement for one in mutants for kill in one.kills)
-        ),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
         "definition.md": definition_page(DEFINITION, passages),
@@ -110,32 +93,3 @@ def _decisions() -> str:
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         rows.append(f"- [{title}]({file.name})")
     return "\n".join(["# Decisions", "", *rows]) + "\n"
-
-
-def _show_sources(out: Path) -> int:
-    """Point links to files outside of docs/ to pages that show these files; returns how many there are."""
-    shown: dict[str, str] = {}
-    for page in sorted(out.rglob("*.md")):
-        folder = (workshop.ROOT / "docs" / page.relative_to(out)).parent
-
-        def pointed(link: re.Match[str], page: Path = page, folder: Path = folder) -> str:
-            target = (folder / link["path"]).resolve()
-            inside = target.is_relative_to(workshop.ROOT) and not target.is_relative_to(workshop.ROOT / "docs")
-            if not inside or not target.is_file():
-                return link[0]
-            name = f"source/{target.relative_to(workshop.ROOT).as_posix()}.md"
-            shown[name] = _shown(target)
-            up = "../" * (len(page.relative_to(out).parts) - 1)
-            return f"]({up}{name})"
-
-        page.write_text(_LINK.sub(pointed, page.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in shown.items():
-        file = out / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    return len(shown)
-
-
-def _shown(file: Path) -> str:
-    text, name = file.read_text(encoding="utf-8"), file.relative_to(workshop.ROOT).as_posix()
-    return f"# {name}\n\n````{file.suffix.removeprefix('.') or 'text'}\n{text}\n````\n"

@@ -17,14 +17,13 @@ from conformance.spec.catalogue import Catalogue, Requirement
 from conformance.spec.version import Version, since_text
 from conformance.verdict import Verdict
 from workshop.site.passages import Passage, defining
-from workshop.specification import source_link
 
 _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of requirements: mutants as on the page of detection, baselines, reports, versions, passages."""
+    """What is known of requirements: what was found of mutants, baselines, reports, versions, passages."""
 
     found: Found
     baselines: Sequence[Baseline] = ()
@@ -46,7 +45,7 @@ def requirement_pages(catalogue: Catalogue, scenarios: Iterable[Scenario], evide
 def _index(catalogue: Catalogue) -> str:
     lines = ["# Requirements", "", f"{len(catalogue)} requirements in {len(catalogue.chapters)} chapters."]
     for chapter in catalogue.chapters:
-        lines += ["", f"## {chapter.title}", ""]
+        lines += ["", f"## {chapter.title} {{ #{chapter.name} }}", ""]
         lines += [f"- [{one.id}]({one.id}.md): {one.statement}" for one in chapter.requirements]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +59,7 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         f"> {one.statement}",
         *note,
         "",
-        f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`,"
+        f"Chapter [{chapter.title}](index.md#{chapter.name}), level `{one.level}`,"
         f" {since_text(one.id, evidence.versions)}.",
         *_versions(one, evidence.versions),
         "",
@@ -89,6 +88,12 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         *_remedies(one, evidence.reports),
     ]
     return "\n".join(parts) + "\n"
+
+
+def source_link(source: str) -> str:
+    """Return the source of a requirement in Markdown, an issue as a link to it."""
+    repository, _, number = source.partition("#")
+    return f"[{source}](https://github.com/{repository}/issues/{number})" if number.isdigit() else source
 
 
 def _versions(one: Requirement, versions: Sequence[Version]) -> list[str]:

@@ -9,15 +9,12 @@ import pytest
 
 from conformance.errors import SpecificationError
 from conformance.mutants.catalogue import load_mutants
-from conformance.run.outcome import Note
 from conformance.run.report import JudgedSubject
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import FAIL, HANG, PASS, outcome, stored
 from workshop.behaviour_rows import Behaviour, load_behaviours
 from workshop.behaviours import behaviours_page
-from workshop.devices import devices_page
-from workshop.pairs import pairs_page
 
 
 @pytest.mark.parametrize("row", load_behaviours(), ids=lambda row: row.name)
@@ -76,40 +73,6 @@ def test_a_cell_counts_what_came_to_the_worst_verdict(tmp_path: Path) -> None:
     assert "[#1](https://github.com/pytorch/pytorch/issues/1)" in line
 
 
-def test_a_pair_works_or_is_refused_or_has_its_verdict(tmp_path: Path) -> None:
-    refused = (Note("refused", 1, "1, where the pair is refused"),)
-    report = stored(
-        tmp_path,
-        outcome("pairs/GRAD-01/a+b-world2", PASS, FAIL),
-        dataclasses.replace(outcome("pairs/GRAD-01/a+c-world2", PASS, PASS), notes=refused),
-        dataclasses.replace(outcome("pairs/GRAD-02/b+c-world2", HANG, PASS), native_notes=refused),
-        outcome("pairs/GRAD-01/a-alone-world2", PASS, PASS),
-    )
-    page = pairs_page(report, ["a", "b", "c", "d"])
-    own, of_torch = page.partition("## ddp_impl")[2].split("## torch's DDP")
-    assert own.splitlines()[-5:] == [
-        "| 1 a |  |  |  |",
-        "| 2 b | works |  |  |",
-        "| 3 c | refused | HANG |  |",
-        "| 4 d | - | - | - |",
-        "",
-    ]
-    assert of_torch.splitlines()[-3:] == ["| 2 b | FAIL |  |  |", "| 3 c | works | refused |  |", "| 4 d | - | - | - |"]
-    assert "profile" not in page
-    assert "a selection: 3 pairs." in page
-
-
-def test_waits_of_both_ddps_stand_side_by_side(tmp_path: Path) -> None:
-    one = outcome("devices/DEV-03/plain-world2", PASS, PASS, notes=(Note("waits", 0.0, "none"),))
-    report = stored(tmp_path, dataclasses.replace(one, native_notes=(Note("waits", 2.0, "none"),)))
-    lines = devices_page(report).splitlines()
-    assert "| in each step | ddp_impl | torch's DDP |" in lines
-    assert "| default | 0 | 2 |" in lines
-    assert "| join | - | - |" in lines
-
-
-def test_pages_without_a_run_say_so() -> None:
-    assert "No stored run holds chapter pairs." in pairs_page(None, ["a", "b"])
-    assert "No stored run holds chapter devices." in devices_page(None)
+def test_a_page_without_a_run_has_its_rows() -> None:
     row = Behaviour("systems", "averages", "The mean.", (), ("GRAD-01",))
     assert "| averages | The mean. | torch DDP docs | GRAD-01 |\n" in behaviours_page([row], [])

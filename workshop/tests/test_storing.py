@@ -14,7 +14,7 @@ from conformance.report.results import stored_reports
 from conformance.suite import load_scenarios
 from workshop import ROOT
 from workshop.behaviour_rows import load_behaviours
-from workshop.site.run_pages import run_pages
+from workshop.behaviours import page_of
 
 #: The one requirement of a row of the page of behaviours; torch's DDP breaks it.
 ASKED = "GRAD-18"
@@ -39,6 +39,6 @@ def test_a_real_run_is_stored_and_shown(tmp_path: Path) -> None:
     assert done("ddp-conformance", "report", "check", results) == "1 stored report, nothing wrong.\n"
 
     (row,) = [row for row in load_behaviours() if row.requirements == (ASKED,)]
-    page = run_pages(stored_reports([results]), load_scenarios())["behaviours.md"]
+    page = page_of(stored_reports([results]), load_scenarios())
     (shown,) = [line for line in page.splitlines() if line.startswith(f"| {row.name} |")]
     assert shown.endswith(f"| {ASKED} | PASS | FAIL 2 of 2 |")

@@ -55,21 +55,6 @@ def test_pages_that_are_named_exist(page: Path) -> None:
     assert [one for one in named if not (ROOT / one).exists()] == []
 
 
-#: How a record of a decision goes: what was asked, what holds, what else was thought of, and what is open or given up.
-FORM = ["Question", "Decision", "Why not", "What remains"]
-DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-
-
-@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: str(page.stem))
-def test_a_decision_has_the_form(page: Path) -> None:
-    """Each part begins a paragraph in bold; `Why not` may name what, and be there for several."""
-    text = page.read_text(encoding="utf-8")
-    parts = re.findall(r"^\*\*(Question|Decision|Why not|What remains)\b", text, re.MULTILINE)
-    expected = f"{page.name} must have these parts in this order, each once but `Why not`: {', '.join(FORM)}"
-    assert list(dict.fromkeys(parts)) == FORM, f"{expected}; it has {', '.join(parts) or 'none'}"
-    assert len(parts) - parts.count("Why not") == len(FORM) - 1, f"{expected}; it has {', '.join(parts) or 'none'}"
-
-
 def test_contributing_fits_an_afternoon() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 120
     assert len((ROOT / "docs" / "onboarding.md").read_text(encoding="utf-8").split()) <= 900
