@@ -119,16 +119,16 @@ def examine(
     except RankError as error:
         return Report((f"The ranks do not finish, one process does:\n{error}",), tuple(notes))
     found = compare(reference, runs, exempt, local_statistics=local_batchnorm)
-    findings = [wrong_data(reference.rows, rows, shares), *mistakes_in_one_process(reference.base, exempt)]
-    if found.wrong:
+    findings, sentence = mistakes_in_one_process(reference.base, exempt), wrong_data(reference.rows, rows, shares)
+    if found.wrong and not sentence:  # of other data, all else follows
         step, _ = first_difference(found)
-        alone = reference.alone if step == 0 else _alone_later(training, step)
-        sentence = explain(found, reference.base, runs, alone)
+        sentence = explain(found, reference.base, runs, reference.alone if step == 0 else _alone_later(training, step))
+    if sentence:
         where = folder or Path(tempfile.mkdtemp(prefix="parity-"))
         findings += [sentence, write_program(training, wrap, ranks, sentence, reference.base, where)]
     findings += vacuous(found, reference)
     declared = _declared(found, reference.base, local_batchnorm)
-    return Report(tuple(filter(None, findings)), (*notes, *_notes(found)), declared, found.used)
+    return Report(tuple(findings), (*notes, *_notes(found)), declared, found.used)
 
 
 def _check_options(ranks: int, steps: int, shares: int) -> None:

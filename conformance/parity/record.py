@@ -102,8 +102,8 @@ class _Recorder(contextlib.ExitStack):
         backward, forward = torch.autograd.backward, _BatchNorm.forward
         self._replace(torch.autograd, "backward", lambda *a, **k: self._backward(backward, *a, **k))
         if alone:  # a group of one loses the gradient, too: with it the mistake would stand in both runs
-            self._replace(dist, "all_gather", lambda outputs, tensor, *_, **__: _assign(outputs[0], tensor))
-            self._replace(dist, "all_gather_into_tensor", lambda output, tensor, *_, **__: _assign(output, tensor))
+            self._replace(dist, "all_gather", _gather_list)
+            self._replace(dist, "all_gather_into_tensor", _gather)
         if statistics_of:
             by_share = lambda layer, x: _by_share(layer, x, statistics_of) if layer.training else forward(layer, x)  # noqa: E731
             self._replace(_BatchNorm, "forward", by_share)
@@ -141,16 +141,13 @@ class _Recorder(contextlib.ExitStack):
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self.enter_context(mock.patch.object(owner, name, function))
 
-    def _no_dropout(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    def _no_dropout(self, input: Tensor, *_: Any, **__: Any) -> Tensor:  # named as torch names it
         self._run.dropouts += 1
-        return x
+        return input
 
     def _attention(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        q, k, v, *rest = args
-        if len(rest) > 1:
-            rest[1] = 0.0
-        kwargs.pop("dropout_p", None)
-        return attention(q, k, v, *rest, **kwargs)
+        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        return attention(*args, **(kwargs | {"dropout_p": 0.0} if "dropout_p" in kwargs else kwargs))
 
     def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -227,8 +224,13 @@ def _number(name: object, value: Any) -> Value:
     )
 
 
-def _assign(output: Tensor, tensor: Tensor) -> None:
-    output.copy_(tensor.reshape(output.shape))
+def _gather(output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+    output_tensor.copy_(input_tensor.reshape(output_tensor.shape))
+    return dist.barrier(async_op=True) if async_op else None
+
+
+def _gather_list(tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+    return _gather(tensor_list[0], tensor, group, async_op)
 
 
 def _by_share(layer: Any, x: Tensor, shares: int) -> Tensor:

@@ -23,7 +23,7 @@ def train(rank, ranks, file, lines):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", init_method=f"file://{{file}}{{ranks}}", rank=rank, world_size=ranks)
     torch.set_num_threads(1), torch.set_default_dtype({dtype}), torch.manual_seed(0), random.seed(0)
-    if ranks == 1: dist.all_gather = lambda outputs, tensor, **_: outputs[0].copy_(tensor)  # keeps the gradient
+    if ranks == 1: dist.all_gather = lambda outputs, tensor, *_, **__: outputs[0].copy_(tensor)  # keeps the gradient
     gradients = lambda o: norm(p.grad for group in o.param_groups for p in group["params"])
     said = lambda o, *_: lines.append((rank, f"lr {{o.param_groups[0]['lr']:.6g}}, gradients {{gradients(o):.8g}}"))
     sys.modules[torch.optim.Optimizer.__module__].register_optimizer_step_pre_hook(said)
