@@ -6,7 +6,16 @@ top; the harness and torch are imported by the first scenario that runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import pytest
+
+if TYPE_CHECKING:
+    from conformance.parity import Report
+
+#: A test's property under which the controller finds what `parity` has compared, also behind `pytest -n`.
+_PARITY = "parity"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,3 +56,38 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"ddp-conformance: {len(chosen):,} of {len(scenarios):,} scenarios, one per requirement; all of them without"
         " --one-per-requirement"
     ]
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
+    """Return `conformance.parity.parity`, which writes its program to pytest's temporary folder."""
+
+    def check(*functions: Callable[..., Any], **options: Any) -> Report:
+        from conformance.parity import DifferenceError, VacuityError, examine
+
+        __tracebackhide__ = True
+        report = examine(*functions, **{"folder": tmp_path_factory.mktemp("parity"), **options})
+        for about, texts in (("note", report.notes), ("declared", report.declared)):
+            request.node.user_properties += [(_PARITY, (about, text)) for text in texts]
+        if report.findings:
+            raise (VacuityError if report.is_vacuous else DifferenceError)(str(report))
+        return report
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what `parity` left out because it was declared, and with `-v` what it compared."""
+    tests = [test for outcome in ("passed", "failed") for test in terminalreporter.getreports(outcome)]
+    verbose = terminalreporter.verbosity > 0
+    lines = [
+        f"{test.nodeid}: {text}"
+        for test in tests
+        for name, value in test.user_properties
+        if name == _PARITY
+        for about, text in [value]
+        if verbose or about == "declared"
+    ]
+    if lines:
+        terminalreporter.section("parity")
+        terminalreporter.write("\n".join([*lines, ""]))

@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": "Check what this machine can run.",
     "smoke": "Check a backend's adapter, from its import to a training step.",
     "new": "Write a commented package to start your backend, device or DDP from.",
+    "parity": "Compare a training step on N ranks with one process.",
     "bench": "Compare step times with torch's DDP.",
     "upstream": "Run torch's own DDP tests on a DDP.",
     "mutants": "Run DDPs that are wrong on purpose, and say which requirements notice.",
@@ -115,6 +116,7 @@ def main() -> None:
     ddp-conformance doctor                        check what this machine can run
     ddp-conformance smoke --backend my_pkg:it     check a backend's adapter, up to the first failure
     ddp-conformance new backend acme              write a package to start from
+    ddp-conformance parity my_training            compare a training step on N ranks with one process
     ddp-conformance upstream                      run torch's own DDP tests on ddp_impl
     ddp-conformance mutants                       test the suite: which requirements detect which bug?
 

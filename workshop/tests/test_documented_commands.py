@@ -169,6 +169,8 @@ def prepare(folder: Path) -> Path:
     shutil.copytree(folder / "swift" / "swift", here / "swift")
     (here / "my_pkg.py").write_text("import ddp_impl\n\nclass MyDDP(ddp_impl.DistributedDataParallel):\n    pass\n")
     (here / "train.py").write_text(TRAINING)
+    page = (ROOT / "docs" / "howto" / "parity.md").read_text()
+    (here / "my_training.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     shutil.copy(ROOT / "README.md", here)
     (here / "package").mkdir()
     (here / "package" / "training.py").write_text(TRAINING)

@@ -1,0 +1,202 @@
+"""Says what a difference looks like: a factor, a share, a part of the model, and from which step on. Pure.
+
+The best witness is a fit: what the ranks have, and what one process has, as weighted sums of the gradients that one
+process gets from each share alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance.parity.comparison import KINDS, Comparison
+from conformance.parity.guards import listed
+from conformance.parity.record import Run
+from conformance.parity.tensors import Key, Part, Value
+
+_TENSORS = ("gradient", "parameter", "buffer", "optimizer state")  # the other kinds are single numbers
+_SAME = 1e-5  # replicas that are this close, relative to their norm, are one value to the reader
+_TINY = 1e-300
+#: How far weights and factors may be off and still be called equal: of exact data, and where the precision is coarse.
+_LEAST_SLACK, _MOST_SLACK = 1e-6, 0.2
+_ANSWERS = ("scatter", "alltoall", "all_to_all")  # in the names of collectives of a gather's backward
+
+
+def first_difference(found: Comparison) -> tuple[int, str]:
+    """Return the step and the kind of the first quantities that differ; the others follow from them."""
+    return min(((key.step, key.kind) for key in found.wrong), key=lambda one: (one[0], KINDS.index(one[1])))
+
+
+def explain(found: Comparison, base: Run, runs: Sequence[Run], alone: Sequence[Run]) -> str:
+    """Return sentences about the first difference.
+
+    `base` is one process's run, `runs` are those of the ranks, `alone` those of one process on each share of that step.
+    """
+    step, kind = first_difference(found)
+    keys = [key for key in found.wrong if key[:2] == (step, kind)]
+    when = f"Step {step + 1}{' (earlier steps agree)' if step else ''}, {kind}"
+    if kind not in _TENSORS:
+        return f"{when}, {_numbers(found, keys[0], base)}"
+    peers = [key for key in found.limits if key[:2] == (step, kind)]
+    some = f"{len(keys)} of {len(peers)} ({listed(key.name for key in keys)})"
+    said = [f"{when}: {some if len(keys) < len(peers) else f'all {len(keys)}'} differ from one process."]
+    if unlike := [key.name for key in keys if _begun_unlike([run.start.get(key.name) for run in runs])]:
+        said.append(f"The ranks began with different values of {listed(unlike)}.")
+    said.append(_difference(found, keys, base, alone if kind == "gradient" else ()).cause())
+    also = {"gradient": ("buffer",), "parameter": ("buffer", "optimizer state")}.get(kind, ())
+    for other in also:
+        if names := [key.name for key in found.wrong if key[:2] == (step, other)]:
+            said.append(f"The {other} differs too: {listed(names)}.")
+    if kind == "gradient":
+        said.append(_traffic(runs[0], base))
+    return " ".join(said)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """What is to be explained, as flat vectors: one process's, each rank's, and those of each share alone."""
+
+    want: Tensor
+    got: list[Tensor]
+    shares: list[Tensor]
+    slack: float
+    base: Run
+
+    def cause(self) -> str:
+        """Name the simplest relation between what the ranks have and what one process has."""
+        if not self.got:
+            return "Their shapes differ."
+        return self._unlike_replicas() or self._constant_factor() or self._weighted_shares()
+
+    def _near(self, one: Tensor, other: Tensor) -> bool:
+        return _norm(one - other) <= self.slack * max(_norm(self.want), _norm(other))
+
+    def _factor(self, of: Tensor) -> float:
+        return float(of @ self.want) / max(_norm(self.want) ** 2, _TINY)
+
+    @property
+    def _mean(self) -> Tensor:
+        return torch.stack(self.got).mean(0)
+
+    def _unlike_replicas(self) -> str:
+        if all(_norm(value - self.got[0]) <= _SAME * _norm(self.got[0]) for value in self.got):
+            return ""
+        if len(self.shares) == len(self.got) and all(map(self._near, self.got, self.shares)):
+            return "Not averaged: every rank has the gradient of its own share."
+        if self._near(self._mean, self.want):
+            return "Replicas disagree, but their mean is right: averaged in part, or before the last backward."
+        said = "Replicas disagree."
+        if right := [str(rank) for rank, value in enumerate(self.got) if self._near(value, self.want)]:
+            said += f" Rank {', '.join(right)} agrees with one process."
+        factors = [self._factor(value) for value in self.got]
+        if all(self._near(value, factor * self.want) for value, factor in zip(self.got, factors, strict=True)):
+            said += " By rank " + ", ".join(f"{factor:.4g}" for factor in factors) + " times one process."
+        return said
+
+    def _constant_factor(self) -> str:
+        factor = self._factor(self._mean)
+        if not self._near(self._mean, factor * self.want):
+            return ""
+        return f"On all ranks {factor:.4g} times one process{_named(factor, len(self.got), self.base.backwards)}."
+
+    def _weighted_shares(self) -> str:
+        if not self.shares:
+            return f"Replicas agree; their norm is {_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}."
+        (ours, ours_left), (theirs, theirs_left) = _fit(self._mean, self.shares), _fit(self.want, self.shares)
+        weights = f"{_spelt(ours)} of the shares' gradients, one process {_spelt(theirs)}"
+        if theirs_left > self.slack:
+            layers = (
+                f": {listed(self.base.batch_norms)} takes each rank's own statistics (use SyncBatchNorm, or declare"
+            )
+            blame = f"{layers} local_batchnorm)" if self.base.batch_norms else ""
+            return f"In one process samples of different ranks act on each other, on the ranks they do not{blame}."
+        if ours_left > self.slack:
+            return "No weighted sum of the shares' gradients: other data, or each tensor is changed by itself."
+        if missing := [str(rank) for rank, weight in enumerate(ours) if abs(weight) <= self.slack]:
+            return f"The share of rank {', '.join(missing)} is missing ({weights})."
+        if max(ours) - min(ours) <= self.slack and abs(sum(theirs) - 1) <= self.slack:
+            return f"A mean of the ranks' means, though their shares weigh differently (tokens, samples?): {weights}."
+        return f"Each share is scaled by itself before the average (clipped or weighted by rank): {weights}."
+
+
+def _difference(found: Comparison, keys: Sequence[Key], base: Run, alone: Sequence[Run]) -> _Difference:
+    pairs = {key: found.wrong[key] for key in keys}
+    pairs = {key: (want, got) for key, (want, got) in pairs.items() if all(one.shape == want.shape for one in got)}
+    most = max((len(got) for _, got in pairs.values()), default=0)  # ZeRO: some ranks hold no state
+    pairs = {key: pair for key, pair in pairs.items() if len(pair[1]) == most}
+    limit = _norm(_flat([found.limits[key].nan_to_num(posinf=0.0) for key in pairs]))
+    wants = {key: want for key, (want, _) in pairs.items()}
+    own = lambda run, key: value if isinstance(value := run.seen.get(key), Tensor) else torch.zeros_like(wants[key])  # noqa: E731
+    want = _flat([*wants.values()])
+    shares = [_flat([own(run, key) for key in wants]) for run in alone]
+    slack = max(_LEAST_SLACK, min(_MOST_SLACK, limit / max(_norm(want), _TINY)))
+    return _Difference(want, [_flat([got[at] for _, got in pairs.values()]) for at in range(most)], shares, slack, base)
+
+
+def _numbers(found: Comparison, key: Key, base: Run) -> str:
+    """Return a line about a quantity that is a single number."""
+    got = found.seen.get(key, [])
+    values, first = ", ".join(f"rank {rank} {_number(value)}" for rank, value in enumerate(got)), found.wrong[key][1][0]
+    if key.kind == "loss":
+        values += f" (mean {_number(first)})"
+    elif key.kind == "gradient factor":
+        named = _named(float(first), len(got), base.backwards)
+        values += f" times one process (each gradient alone is within its tolerance){named}"
+    elif key.kind == "number":
+        values += " (a returned number must be the same on all ranks)"
+    return f"{key.name}: {values}; one process {_number(found.expected.get(key))}."
+
+
+def _traffic(first: Run, base: Run) -> str:
+    """Say what rank 0 sent in step 1 beside what is trained, and point to a gather that no backward answers."""
+    trained = sum(value.numel() for name in base.trained if isinstance(value := base.start.get(name), Tensor))
+    said = ", ".join(f"{name} {elements:,}" for name, elements in first.sent.items()) or "nothing"
+    text = f"Elements sent in step 1: {said}; trained: {trained:,}."
+    gathers = "all_gather" in " ".join(first.sent) and not any(isinstance(each, Part) for each in first.start.values())
+    if gathers and not any(answer in name for name in first.sent for answer in _ANSWERS):
+        text += " No backward answers the all_gather: does it lose the gradient?"
+    return text
+
+
+def _named(factor: float, ranks: int, backwards: int) -> str:
+    """Name a factor after the number that it is."""
+    names = {
+        ranks: "the world size (summed instead of averaged, or the loss is multiplied by it)",
+        1 / ranks: "one over the world size (divided twice, or a mean of sums, or only one rank gives something)",
+        -1: "the sign",
+    }
+    if backwards > 1:
+        names.setdefault(backwards, "the number of backwards in a step (accumulation)")
+        names.setdefault(1 / backwards, "one over the backwards of a step")
+    return next((f": {name}" for value, name in names.items() if abs(factor - value) <= 1e-3 * abs(value)), "")
+
+
+def _begun_unlike(starts: Sequence[Value]) -> bool:
+    values = [value for value in starts if isinstance(value, Tensor)]
+    return any(not torch.equal(values[0], value) for value in values)
+
+
+def _fit(target: Tensor, shares: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return the weights with which the shares make up `target`, and the norm of what is left, relative to it."""
+    basis = torch.stack(list(shares), 1)
+    weights = torch.linalg.lstsq(basis, target[:, None], driver="gelsd").solution[:, 0]
+    return weights.tolist(), _norm(basis @ weights - target) / max(_norm(target), _TINY)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(tensor.double().reshape(-1) for tensor in tensors)])
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.norm())
+
+
+def _spelt(weights: Sequence[float]) -> str:
+    return " : ".join(f"{weight:.3g}" for weight in weights)
+
+
+def _number(value: Value) -> str:
+    return f"{float(value):.6g}" if isinstance(value, Tensor) and value.numel() == 1 else "none"

@@ -1,0 +1,121 @@
+"""The tensors of a training: their names, whatever wraps them, and sharded ones put together from local parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from conformance.errors import instance
+
+#: Attributes under which a wrapper keeps the module that it wraps.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module"}
+_DEPTH = 3  # of objects and containers in which modules are looked for
+
+
+class Key(NamedTuple):
+    """A quantity of a training: the step from 0 on, a kind such as `gradient`, and a name."""
+
+    step: int
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's local part of a DTensor.
+
+    `mesh` holds the ranks; `cuts` names the mesh dimensions over which the tensor is not whole, the outermost cut
+    first, each with the tensor's dimension, or with None where the ranks' parts are to be summed.
+    """
+
+    local: Tensor
+    mesh: Tensor
+    cuts: tuple[tuple[int, int | None], ...]
+
+
+Value = Tensor | Part | None
+
+
+def snapshot(tensor: Any) -> Tensor | Part:
+    """Return a copy of a tensor, or of this rank's part of a DTensor; communicates nothing."""
+    tensor = tensor.detach()
+    if not hasattr(tensor, "placements"):
+        dense: Tensor = tensor.to_dense() if tensor.is_sparse else tensor.clone()
+        return dense
+    local, mesh = instance(tensor.to_local(), Tensor).clone(), tensor.device_mesh.mesh.clone()
+    plain: list[tuple[int, int | None]] = []
+    strided: list[tuple[int, int | None]] = []  # parts of what a later mesh dimension has cut
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if placement.is_replicate() or mesh.shape[mesh_dim] == 1:
+            continue
+        cuts = strided if type(placement).__name__ == "_StridedShard" else plain
+        cuts.append((mesh_dim, getattr(placement, "dim", None)))
+    return Part(local, mesh, (*plain, *strided)) if plain or strided else local
+
+
+def assemble(values: Sequence[Value]) -> list[Tensor | None]:
+    """Return each rank's whole tensor; `values` holds by rank what `snapshot` returned there."""
+    return [_whole(values, rank) if isinstance(value, Part) else value for rank, value in enumerate(values)]
+
+
+def _whole(values: Sequence[Value], rank: int) -> Tensor:
+    own = instance(values[rank], Part)
+    mesh = own.mesh
+
+    def joined(cuts: tuple[tuple[int, int | None], ...], place: list[int]) -> Tensor:
+        if not cuts:
+            value = values[int(mesh[tuple(place)])]
+            return value.local if isinstance(value, Part) else torch.empty(0)
+        (mesh_dim, dim), *rest = cuts
+        places = [[*place[:mesh_dim], at, *place[mesh_dim + 1 :]] for at in range(mesh.shape[mesh_dim])]
+        parts = [joined(tuple(rest), each) for each in places]
+        return torch.stack(parts).sum(0) if dim is None else torch.cat(parts, dim)
+
+    return joined(own.cuts, (mesh == rank).nonzero()[0].tolist())
+
+
+class Names:
+    """Names the parameters and buffers of all modules that a training keeps, in the order in which `make` returns them.
+
+    Tensors of the first module have the module's own names; those of a module beside it begin with the name of the
+    variable that holds it, as `ema:0.weight`. Names are looked up anew at each call, since a training may add modules.
+    """
+
+    def __init__(self, made: Mapping[str, Any]) -> None:
+        self._modules = list(_modules(made, "", _DEPTH))
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return all parameters by name; a tensor that several modules share is named once."""
+        return self._all("named_parameters")
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return all buffers by name."""
+        return self._all("named_buffers")
+
+    def _all(self, method: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        known: set[int] = set()
+        for at, (variable, module) in enumerate(self._modules):
+            for name, tensor in getattr(module, method)():
+                if id(tensor) not in known:
+                    known.add(id(tensor))
+                    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+                    found[f"{variable}:{name}" if at else name] = tensor
+        return found
+
+
+def _modules(value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(value, nn.Module):
+        yield name, value
+    elif depth and not isinstance(value, Tensor | torch.optim.Optimizer | str | bytes):
+        inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())
+        items = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
+        for key, item in items:
+            yield from _modules(item, f"{name}.{key}" if name else str(key), depth - 1)

@@ -1,0 +1,249 @@
+"""`parity` finds mistakes of trainings, accepts their correct twins, and refuses what it cannot compare."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from mistakes import models
+from mistakes.table import PRECISIONS, load
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance import parity as door
+from conformance.cli import main
+from conformance.errors import ConformanceError
+from conformance.parity import DifferenceError, VacuityError, examine, parity
+from conformance.parity.launch import RankError, on_ranks
+from conformance.parity.tensors import Part, assemble
+from conformance.parity.wrappers import Wrap
+
+MISTAKES = load()
+#: A class of mistakes each, and each way in which one is found; all of them run at night.
+SAMPLE = (
+    "mean of means, unequal token counts", "clipped by rank before the average", "head outside of the wrapper",
+    "shards not replicated between hosts", "first micro-batch synchronises", "gradients never cleared",
+    "barrier on rank 0 only", "gather without gradient", "BatchNorm without SyncBatchNorm",
+    "optimizer older than the parameters", "optimizer resumed on rank 0 only", "LOCAL_RANK taken for the rank",
+    "nothing trains",
+)  # fmt: skip
+#: Too coarse in bfloat16: refused instead of accepted.
+COARSE = re.compile("^Vacuous: too coarse")
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_mistake_is_named_and_its_twin_passes(name: str) -> None:
+    one = MISTAKES[name]
+    assert re.search(one.expected, str(examine(**one.of(True))), re.DOTALL)
+    assert examine(**one.of(False)).findings == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_every_mistake_is_found_in_every_precision(name: str, precision: str) -> None:
+    one = MISTAKES[name]
+    found = str(examine(**one.arguments(True, precision)))
+    assert re.search(one.expected, found, re.DOTALL) if precision == "float64" else found
+    said = examine(**one.arguments(False, precision)).findings
+    assert not [text for text in said if precision != "bfloat16" or not COARSE.match(text)]
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 8), torch.randint(0, 4, (8,))
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def tensor_parallel(module: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def adamw(wrap: Wrap) -> tuple[Any, Any]:
+    model = wrap(make_model())
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def zero(wrap: Wrap) -> tuple[Any, Any]:
+    model = wrap(make_model())
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (adamw, {"wrap": "torch"}), (adamw, {"wrap": "ddp_impl", "ranks": 4}), (adamw, {"wrap": "replicate"}),
+        (adamw, {"wrap": "fully_shard"}), (adamw, {"wrap": "hsdp", "ranks": 4}), (zero, {"wrap": "torch"}),
+        (adamw, {"wrap": tensor_parallel, "shares": 1}), (adamw, {"wrap": DistributedDataParallel, "dtype": None}),
+    ],
+)  # fmt: skip
+def test_correct_trainings_pass(make: Callable[..., Any], options: dict[str, Any]) -> None:
+    report = parity(make, make_batch, train_step, **options)
+    assert any("quantities compared" in note for note in report.notes)
+
+
+def test_sharded_tensors_are_put_together_as_they_were_cut() -> None:
+    whole, mesh = torch.arange(16.0).reshape(8, 2), torch.arange(4).reshape(2, 2)
+    twice = [Part(whole.chunk(2)[rank // 2].chunk(2)[rank % 2], mesh, ((0, 0), (1, 0))) for rank in range(4)]
+    strided = [Part(whole.chunk(2)[rank % 2].chunk(2)[rank // 2], mesh, ((1, 0), (0, 0))) for rank in range(4)]
+    summed = [Part(whole.chunk(2, 1)[rank % 2] / 2, mesh, ((0, None), (1, 1))) for rank in range(4)]
+    for parts in (twice, strided, summed):
+        assert all(torch.equal(value, whole) for value in assemble(parts) if value is not None)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"ranks": 0}, "ranks: expected a whole number from 2 to 64, got 0"),
+    ({"steps": 0}, "steps: expected a whole number from 1 to 1,000,000, got 0"),
+    ({"shares": 3, "ranks": 4}, "shares: expected a divisor of the 4 ranks, got 3"),
+    ({"wrap": "no_such"}, "unknown DDP 'no_such'"),
+    ({"make": None}, "make: expected make.wrap. or make_model.., got NoneType"),
+    ({"make": lambda width: None}, "missing a required argument: 'width'. Name its parameters so, and bind others"),
+    ({"make": lambda: None}, "make returned None: expected a module, or a tuple"),
+    ({"make": lambda: (1, 2)}, "make returned no torch.nn.Module, but int, int"),
+    ({"make_batch": lambda: None}, "make_batch: expected make_batch.step. or .*too many positional arguments"),
+    ({"make_batch": lambda step: None}, "The batch, a NoneType, holds no tensor to split among 2 ranks"),
+    ({"make_batch": lambda step: torch.ones(1, 8)}, "1 rows, too few for 2 ranks. Write make_batch"),
+    ({"make_batch": lambda step, rank, ranks: None}, "make_batch returned None for step 0"),
+    ({"train_step": 3}, "train_step: expected a function .model, optimizer, ..., batch., got int"),
+    (
+        {"train_step": lambda model: None},
+        r"expected a function of Sequential, SGD and a batch, got <lambda>\(model\): too many",
+    ),
+    ({"train_step": lambda *all: "x"}, "train_step returned 'loss': expected a number, got str"),
+    ({"train_step": lambda *all: 1 / 0}, "does not run in one process either:\n.*ZeroDivisionError"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG, ids=[said[:40] for _, said in WRONG])
+def test_what_cannot_be_run_is_a_sentence(change: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"make": make_model, "make_batch": make_batch, "train_step": train_step}
+    with pytest.raises(ConformanceError, match=f"(?s){said}"):
+        parity(**{**given, **change})
+
+
+def test_ranks_that_wait_hang_and_ranks_that_compute_do_not() -> None:
+    def compute(rank: int) -> float:
+        began = time.process_time()
+        while time.process_time() < began + 1:  # twice as long as ranks may wait
+            pass
+        return time.process_time() - began
+
+    assert min(on_ranks(compute, 2, idle_s=0.5, total_s=100)) >= 1
+    with pytest.raises(RankError, match=r"rank 1 waits in barrier, called from test_parity.py, line"):
+        on_ranks(lambda rank: dist.barrier() if rank else None, 2, idle_s=0.5, total_s=100)
+
+
+def test_a_difference_that_is_declared_is_counted() -> None:
+    one = MISTAKES["moving average begins by rank"].of(True)
+    report = parity(**one, exempt={"average:*": "each rank keeps its own"})
+    assert [text for text in report.declared if re.search("declared: 12 quantities differ: each rank", text)]
+
+
+def test_what_float64_cannot_do_runs_in_its_own_precision() -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.weight.float(), self.bias.float())
+
+    report = parity(lambda: Picky(8, 4), make_batch, train_step)
+    assert any("runs in its own precision, since not in torch.float64" in note for note in report.notes)
+
+
+def test_autocast_is_as_coarse_where_a_module_returns_float32() -> None:
+    class Widening(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).float()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return train_step(model, optimizer, batch)
+
+    assert not [
+        text
+        for text in examine(lambda: Widening(8, 4), make_batch, step, dtype=None).findings
+        if not COARSE.match(text)
+    ]
+
+
+def test_the_three_doors_and_the_program_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "parity.md").read_text(encoding="utf-8")
+    source = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_training.py").write_text(source)
+    (tmp_path / "summed.py").write_text(source.replace("batch[1])\n", 'batch[1], reduction="sum")\n'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "0.5 times one process: one over the world size"
+
+    for name, code, text in (("my_training", 0, "2 ranks do what one process does."), ("summed", 1, said)):
+        done = CliRunner().invoke(main, ["parity", name, "--output", str(tmp_path)])
+        assert (done.exit_code, text in " ".join(done.output.split())) == (code, True), done.output
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "pytest")]
+    tested = subprocess.run([*command, "my_training.py", "summed.py"], capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in tested.stdout, tested.stdout
+    assert said in tested.stdout
+    assert "my_training.py::test_my_step: 36 quantities compared" in tested.stdout
+    notebook: Any = door  # a module that can be called
+    summed = importlib.import_module("summed")
+    program = tmp_path / "parity_difference.py"
+    with pytest.raises(DifferenceError, match=f"{said}.*\\n.*python {program}"):
+        notebook(summed.make_model, summed.make_batch, summed.train_step, folder=tmp_path)
+
+    assert len(program.read_text().splitlines()) <= 30
+    shown = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    rows = re.findall(r"rank \d of (\d): lr 0.1, gradients ([\d.]+)", shown.stdout)
+    one, several = ([float(norm) for ranks, norm in rows if ranks == of] for of in ("1", "2"))
+    assert (len(one), len(several)) == (3, 6), shown.stderr
+    assert several[0] == pytest.approx(one[0] / 2)
+
+
+def test_vacuity_is_an_error_of_its_own() -> None:
+    for name in ("nothing trains", "no optimizer steps", "all samples alike"):
+        with pytest.raises(VacuityError, match=r"^Vacuous"):
+            parity(**MISTAKES[name].of(True))
+
+
+def test_a_gan_that_clears_in_its_own_order_passes() -> None:
+    def make(wrap: Wrap) -> tuple[Any, ...]:
+        one, two = wrap(nn.Linear(8, 8)), wrap(nn.Linear(8, 1))
+        return one, two, models.sgd(one), models.sgd(two)
+
+    def step(one: Any, two: Any, first: Any, second: Any, batch: Any) -> None:
+        first.zero_grad()
+        two(one(batch[0])).mean().backward()  # adds to the second's used gradients, which it clears below
+        first.step()
+        second.zero_grad()
+        (two(batch[0]) - two(one(batch[0]).detach())).mean().backward()
+        second.step()
+
+    parity(make, make_batch, step)
+
+
+def test_help_shows_the_functions_that_are_asked_for() -> None:
+    output = CliRunner().invoke(main, ["parity", "--help"]).output
+    assert "def make_batch(step):" in output
+    missing = CliRunner().invoke(main, ["parity", "os.path"])
+    assert "os.path has no make or make_model, no make_batch, no train_step." in missing.output
