@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 _T = TypeVar("_T")
 _Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -95,7 +95,7 @@ def _loader_workers() -> Iterator[None]:
         yield
         return
     handler = signal.getsignal(signal.SIGCHLD)  # torch's loader sets one, once
-    batches = iter(DataLoader(range(4), num_workers=2, multiprocessing_context="fork"))
+    batches = iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=2, multiprocessing_context="fork"))
     try:
         next(batches)
         yield
