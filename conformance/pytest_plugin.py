@@ -44,18 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say how many scenarios are left out, where some are."""
-    if not config.getoption("--one-per-requirement"):
+    """Say how many scenarios the options choose, where they choose."""
+    profile, cheapest = config.getoption("--ddp-profile"), config.getoption("--one-per-requirement")
+    if not (profile or cheapest):
         return []
-    from conformance.spec.cheapest import one_per_requirement
-    from conformance.suite import load_scenarios
+    from conformance.test_chapters import selected_scenarios
 
-    scenarios = load_scenarios()
-    chosen = one_per_requirement(scenarios)
-    return [
-        f"ddp-conformance: {len(chosen):,} of {len(scenarios):,} scenarios, one per requirement; all of them without"
-        " --one-per-requirement"
-    ]
+    asked = f" of profile {profile}" if profile else ""
+    each = ", the cheapest of each requirement; all of them without --one-per-requirement" if cheapest else ""
+    return [f"ddp-conformance: {len(selected_scenarios(config)):,} scenarios{asked}{each}"]
 
 
 @pytest.fixture

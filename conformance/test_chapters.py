@@ -36,11 +36,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test per scenario, those that share a pool of ranks together."""
     if "scenario" in metafunc.fixturenames:
         order = Order(metafunc.config.getoption("--ddp-order"), metafunc.config.getoption("--ddp-seed"))
-        scenarios = order.apply(_selected(metafunc.config))
+        scenarios = order.apply(selected_scenarios(metafunc.config))
         metafunc.parametrize("scenario", scenarios, ids=[scenario.id for scenario in scenarios])
 
 
-def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
+def selected_scenarios(config: pytest.Config) -> tuple[Scenario, ...]:
+    """Return the scenarios that our options choose; pytest's own choose among them. Raises `pytest.UsageError`."""
     scenarios = load_scenarios()
     try:
         if profile := config.getoption("--ddp-profile"):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from conformance.spec.catalogue import load_catalogue
 from conformance.spec.cheapest import one_per_requirement
+from conformance.spec.profile import about_ddps, in_profile
 from conformance.suite import load_scenarios
 
 SUBJECTS = "conformance.tests.subjects"
@@ -131,6 +133,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "reversed": [*few, "--ddp-order", "reversed"],
         "shuffled": [*few, "--ddp-order", "shuffled", "--ddp-seed", "3"],
         "one": [*few, "--one-per-requirement"],
+        "core": [*few, "--ddp-profile", "core"],
     }
     command = [sys.executable, "-c", COLLECT_EACH, json.dumps(list(each.values()))]
     folder = tmp_path_factory.mktemp("elsewhere")
@@ -150,9 +153,10 @@ def test_scenarios_come_in_the_order_that_was_asked_for(collected: dict[str, str
     assert (sorted(shuffled), shuffled != listed) == (sorted(listed), True)
 
 
-def test_one_scenario_of_each_requirement_runs_on_request_and_the_session_says_so(collected: dict[str, str]) -> None:
+def test_the_session_says_how_many_scenarios_its_options_choose(collected: dict[str, str]) -> None:
     assert sorted(one.split("/")[1] for one in ids(collected["one"])) == ["TRAIN-15", "TRAIN-16"]
-    scenarios = load_scenarios()
-    said = f"ddp-conformance: {len(one_per_requirement(scenarios)):,} of {len(scenarios):,} scenarios, one per require"
-    assert said in collected["one"]
-    assert "one per requirement" not in collected["listed"]
+    about = about_ddps(load_scenarios(), load_catalogue())
+    assert f"ddp-conformance: {len(one_per_requirement(about)):,} scenarios, the cheapest of each" in collected["one"]
+    core = in_profile("core", load_scenarios(), load_catalogue())
+    assert f"ddp-conformance: {len(core):,} scenarios of profile core\n" in collected["core"]
+    assert "ddp-conformance:" not in collected["listed"]
