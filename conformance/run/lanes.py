@@ -118,10 +118,10 @@ def _fork_lanes(
             for connection in wait(list(lanes)):
                 _take_message(instance(connection, Connection), lanes, waiting, take)
     finally:
-        for process in lanes.values():
-            process.terminate()
         for connection, process in lanes.items():
+            process.terminate()
             connection.close()
+        for process in lanes.values():
             process.join(END_TIMEOUT_S)
             process.kill()
             process.join()
