@@ -192,8 +192,6 @@ class Controller:
         return pool
 
     def _give_back(self, key: _PoolKey, pool: Pool) -> None:
-        if pool not in self._busy:  # closed meanwhile, with the zygote
-            return
         del self._busy[pool]
         idle = [*self._idle.pop(key, []), pool]
         self._keep(key, [one for one in idle if one.reusable][-_MOST_IDLE:], of=idle)
@@ -213,8 +211,12 @@ class Controller:
             ahead.close()
         try:
             return self._fork_pool(kind)
-        except ZygoteGoneError:  # its pools died with it
-            self.close()
+        except ZygoteGoneError:  # its pools died with it; who waits for one that is busy finds out
+            self._forget(lambda key: True)
+            while self._ahead:
+                self._ahead.popitem()[1].close()
+            if self._zygote is not self._lent:
+                self._zygote.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload, self._environment)
             await self._zygote.ready()
             return self._fork_pool(kind)
