@@ -473,9 +473,9 @@ class HangingRanks(PretendedRanks):
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         seen = super().run(scenario, subject, fresh=fresh)
         name = scenario.id.rpartition("/")[2]
-        if subject is self.subject:
+        if subject == self.subject:
             self.deadlines[name] = scenario.deadline_s
-        fate = Ending("hung" if subject is self.subject and self.hangs(name) else "returned")
+        fate = Ending("hung" if subject == self.subject and self.hangs(name) else "returned")
         return {rank: dataclasses.replace(one, fate=fate) for rank, one in seen.items()}
 
 
