@@ -33,7 +33,7 @@ if [ -n "$WHEELS" ]; then
     "$PYTHON" -m venv "$ROOT/.venv"
     PYTHON="$ROOT/.venv/bin/python"
     "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" --editable "${ROOT}[suite]"
-elif ! "$PYTHON" -c 'import torch, click, rich, msgspec, jinja2, hypothesis' 2> /dev/null; then
+elif ! "$PYTHON" -c 'import torch, click, rich, msgspec, jinja2, hypothesis, trio' 2> /dev/null; then
     source "$ROOT/ci/environment.sh"
     PYTHON=python
 fi

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from conformance.backends.backend import Backend
     from conformance.bench.ratio import Ratio
-    from conformance.run.schedule import Schedule
     from conformance.subjects.subject import Subject
     from conformance.workers.attached_controller import AttachedController
     from conformance.workers.zygote_process import ZygoteProcess
@@ -353,7 +352,6 @@ def _judge(
         console.print(f"{counted(len(earlier), 'scenario')} had been judged; the others follow.")
     if not request.quiet:
         say("Starting ranks ...", err=True)
-    schedules: list[Schedule] = []
     histories = Histories(kept=request.keep_histories)
     with interrupted_once("; the report will hold the results so far"):
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
@@ -371,9 +369,9 @@ def _judge(
                 order=request.order,
                 on_event=on_event,
                 controller=controller,
+                one_at_a_time=controller is not None,  # as agents run ranks
                 zygote=zygote,
                 jobs=request.jobs or num_lanes(backend, len(scenarios)),
-                on_schedule=schedules.append,
                 on_observed=histories.keep,
                 **how,
             )
@@ -393,8 +391,6 @@ def _judge(
         path = write_report(report, catalogue, folder)
         histories.write(folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
-        if request.verbose:
-            console.print(*map(str, schedules), soft_wrap=True)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.")

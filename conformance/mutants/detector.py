@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -269,30 +269,39 @@ def detect_all(
     needed = {one.id: one for _, kill in todo for one in scenarios_of(kill.where)}
     preload = preloads_of([*needed.values(), *further])
 
-    def detect(numbers: Iterator[int]) -> Generator[tuple[int, Detection]]:
+    def detect(numbers: Iterator[int], take: Callable[[tuple[int, Detection]], None]) -> None:
         with shared.here() as own, Detector(own, kept) as detector:
             for number in numbers:
-                yield number, detector.detect(*todo[number])
+                take((number, detector.detect(*todo[number])))
 
-    def kill_more(some: Iterator[Mutant]) -> Generator[tuple[str, tuple[str, ...]]]:
+    def kill_more(some: Iterator[Mutant], take: Callable[[tuple[str, tuple[str, ...]]], None]) -> None:
         with shared.here() as own, Detector(own) as detector:
             for mutant in some:
-                yield mutant.name, tuple(detector.killers(mutant, further))
+                take((mutant.name, tuple(detector.killers(mutant, further))))
 
-    def try_controls(some: Iterator[Detection]) -> Generator[str]:
+    def try_controls(some: Iterator[Detection], take: Callable[[str], None]) -> None:
         with shared.here() as own, Detector(own) as detector:
-            yield from detector.false_alarms(some)
+            for alarm in detector.false_alarms(some):
+                take(alarm)
 
     found: dict[int, Detection] = {}
+    killers: dict[str, tuple[str, ...]] = {}
+    false_alarms: list[str] = []
+
+    def note(detected: tuple[int, Detection]) -> None:
+        number, detection = detected
+        found[number] = detection
+        on_detection(len(found), len(todo), detection)
+
     of_one = groupby(range(len(todo)), lambda number: todo[number][0].name)
     with closing(ZygoteProcess(work_dir, preload)) as shared:
         shared.await_ready()
-        for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
-            found[number] = detection
-            on_detection(len(found), len(todo), detection)
-        killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
+        in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs, note)
+        if further:
+            in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs, lambda each: killers.update([each]))
         detections = [found[number] for number in sorted(found)]
         of_mutants = tuple(one for one in detections if one.mutant != deviations)
         killing = {(one.mutant.control, one.scenario_id): one for one in of_mutants if one.scenario_id}
-        false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
-    return Found(of_mutants, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)
+        in_lanes(try_controls, [(one,) for one in killing.values()], jobs, false_alarms.append)
+    of_torch = tuple(one for one in detections if one.mutant == deviations)
+    return Found(of_mutants, of_torch, killers, tuple(false_alarms))

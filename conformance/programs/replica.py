@@ -11,7 +11,7 @@ truth needs no rank, which would take as long for it as some ranks for their who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from conformance.errors import ReplicaError, present
 from conformance.observation import Facts, Observation
@@ -20,27 +20,26 @@ from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.device import on_device
-from conformance.waiting.pending import Pending
 
 #: The longest truth, of a training of several epochs on a busy machine, takes a tenth of this.
 _DEADLINE_S = 120.0
 
 
-def expect(
-    scenario: Scenario, start: Callable[[Scenario], Pending[Mapping[int, Observation]]]
-) -> Pending[Mapping[int, Facts]]:
+async def expect(
+    scenario: Scenario, observe: Callable[[Scenario], Awaitable[Mapping[int, Observation]]]
+) -> Mapping[int, Facts]:
     """Have a replica compute what the ranks of `scenario` must observe, or compute it here, if no device has to.
 
-    `start` starts a scenario on ranks that no subject ever runs on.
+    `observe` runs a scenario on ranks that no subject ever runs on.
 
-    Raises, when the facts are asked for:
+    Raises:
         ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
 
     """
     program = get_program(scenario.program)
     if program.without_ddp:
-        return Pending.waiting_for(lambda: present(program.expectation)(scenario))
-    return start(replica_of(scenario)).then(lambda observations: _expected_by(observations[0]))
+        return present(program.expectation)(scenario)
+    return _expected_by((await observe(replica_of(scenario)))[0])
 
 
 def replica_of(scenario: Scenario) -> Scenario:

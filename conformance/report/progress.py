@@ -16,9 +16,10 @@ from conformance.report.causes import cause_of
 from conformance.report.console import make_console
 from conformance.report.lines import print_evidence
 from conformance.run.outcome import Outcome, Progress
-from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
+from conformance.run.patience import HANGS_IN_A_ROW, hangs_after
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import work
+from conformance.waiting.limits import SHORT_DEADLINE_S
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
 SECONDS_BETWEEN_LINES = 15.0

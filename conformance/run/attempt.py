@@ -16,7 +16,6 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
-from conformance.waiting.pending import Pending
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
 NUM_KEPT_COLLECTIVES = 40
@@ -25,17 +24,14 @@ NUM_KEPT_COLLECTIVES = 40
 class Ranks(Protocol):
     """What runs a scenario on ranks: a `Controller`, or a stand-in in tests."""
 
-    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
-        """Start to run the scenario; with `fresh` on ranks that have run nothing yet.
-
-        Other ranks may run other scenarios before what every rank observed is there.
-        """
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        """Run the scenario, with `fresh` on ranks that have run nothing yet, and return what every rank observed."""
 
     def retire(self, scenario: Scenario, subject: Subject) -> None:
         """Let none of the ranks that could run `scenario` on the subject run another one: they are in doubt."""
 
-    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
-        """Start to compute the facts that every rank must show."""
+    async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
+        """Compute the facts that every rank must show."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +86,14 @@ class Truth:
     error: str = ""
 
     @staticmethod
-    def begin(program: Program, scenario: Scenario, ranks: Ranks) -> Pending[Truth]:
-        """Have `ranks` start to compute the program's expectation.
-
-        An error in the expectation is the harness's failure, kept as text.
-        """
+    async def of(program: Program, scenario: Scenario, ranks: Ranks) -> Truth:
+        """Have `ranks` compute the program's expectation; an error in it is the harness's failure, kept as text."""
         if program.expectation is None:
-            return Pending.of(Truth())
+            return Truth()
         try:
-            facts = ranks.expect(scenario)
+            return Truth(await ranks.expect(scenario))
         except Exception:
-            return Pending.of(Truth(error=traceback.format_exc()))
-
-        def truth() -> Truth:
-            try:
-                return Truth(facts.wait())
-            except Exception:
-                return Truth(error=traceback.format_exc())
-
-        return Pending.waiting_for(truth)
+            return Truth(error=traceback.format_exc())
 
 
 def judged(

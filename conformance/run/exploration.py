@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -26,12 +25,12 @@ from conformance.composed.features import (
 )
 from conformance.composed.grammar import cover, draw
 from conformance.composed.simpler import shrink
-from conformance.run.lanes import LaneError, in_lanes
+from conformance.run.lanes import Enough, LaneError, in_lanes
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
-from conformance.waiting.pending import Pending
+from conformance.waiting import loop
 
 #: The plainest of them, for a first look at subject and backend.
 PROBED = draw(lambda options: options[0])
@@ -164,20 +163,21 @@ def explore(
             running.add(str(example))
             yield (example,)
 
+    def take(one: Judged | Deviation) -> None:
+        if isinstance(one, Judged):
+            running.discard(str(one.example))
+            found.add(one)
+            on_judged(one)
+            return
+        del found.unshrunk[str(one.drawn)]
+        if not found.knows(one.features):  # another lane may have been faster
+            found.deviations.append(one)
+            on_deviation(one)
+            if len(found.deviations) >= most_failures:
+                raise Enough
+
     try:
-        with closing(in_lanes(partial(_lane, open_runner), to_run(), jobs)) as results:
-            for one in results:
-                if isinstance(one, Judged):
-                    running.discard(str(one.example))
-                    found.add(one)
-                    on_judged(one)
-                    continue
-                del found.unshrunk[str(one.drawn)]
-                if not found.knows(one.features):  # another lane may have been faster
-                    found.deviations.append(one)
-                    on_deviation(one)
-                    if len(found.deviations) >= most_failures:
-                        break
+        in_lanes(partial(_lane, open_runner), to_run(), jobs, take)
     except KeyboardInterrupt as interrupt:
         found.broken_by = interrupt
     except LaneError as error:
@@ -207,23 +207,15 @@ def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
         yield draw(chosen_by(handling), world_sizes=world_sizes, special="handling")
 
 
-def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Judged | Deviation]:
+def _lane(open_runner: OpenRunner, examples: Iterator[Example], take: Callable[[Judged | Deviation], None]) -> None:
     with open_runner() as runner:
-        waiting: deque[tuple[Example, Pending[Outcome]]] = deque()
-        for example in examples:
-            waiting.append((example, runner.start(example.scenario)))
-            if len(waiting) > 1:  # one runs while the one before it is judged
-                yield from _judged(runner, *waiting.popleft())
-        for example, pending in waiting:
-            yield from _judged(runner, example, pending)
-
-
-def _judged(runner: ScenarioRunner, example: Example, pending: Pending[Outcome]) -> Iterator[Judged | Deviation]:
-    outcome = pending.wait()
-    failure = outcome if _fails(outcome) else None
-    yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome), failure)
-    if failure:
-        yield _shrunk(runner, example, outcome)
+        while some := list(islice(examples, 2)):  # one runs while the other is judged
+            outcomes = loop.run(loop.together, *(partial(runner.judge, one.scenario) for one in some))
+            for example, outcome in zip(some, outcomes, strict=True):
+                failure = outcome if _fails(outcome) else None
+                take(Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome), failure))
+                if failure:
+                    take(_shrunk(runner, example, outcome))
 
 
 def _shrunk(runner: ScenarioRunner, example: Example, outcome: Outcome) -> Deviation:

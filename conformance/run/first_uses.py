@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from conformance.backends.backend import Backend
-from conformance.programs.registry import get_program
+from conformance.programs.registry import Program, get_program
 from conformance.run.needs import why_unsupported
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
@@ -21,12 +21,11 @@ class FirstUses:
         """Begin where nothing has."""
         self._exercised: set[str] = set()
 
-    def is_one(self, scenario: Scenario) -> bool:
+    def is_one(self, scenario: Scenario, program: Program) -> bool:
         """Tell whether a requirement of `scenario` has not been exercised so far; from now on they all have.
 
         Where ranks compile, warming up takes longer than the scenario: there it is the first of each program.
         """
-        program = get_program(scenario.program)
         if program.without_ddp:  # nothing is constructed in a process that could be wrong the first time
             return False
         new = {program.name} if program.preload else set(scenario.requirements)
@@ -41,4 +40,5 @@ def first_uses(scenarios: Iterable[Scenario], subject: Subject, backend: Backend
     Whoever runs them in several processes asks once for all of these.
     """
     uses = FirstUses()
-    return frozenset(one.id for one in scenarios if not why_unsupported(one, subject, backend) and uses.is_one(one))
+    can_run = (one for one in scenarios if not why_unsupported(one, subject, backend))
+    return frozenset(one.id for one in can_run if uses.is_one(one, get_program(one.program)))

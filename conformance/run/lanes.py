@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
-from multiprocessing import Pipe
+from itertools import chain, groupby
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import TypeVar
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError, instance
+from conformance.scenario import Scenario
+from conformance.waiting.limits import END_TIMEOUT_S
 from conformance.workers.forked import die_with
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-#: What works in a lane: takes tasks until there are no more, and yields results in any order.
-#: A generator, so that closing it ends its ranks.
-Work = Callable[[Iterator[Task]], Generator[Result]]
+#: What works in a lane: takes tasks until there are no more, and hands over results in any order. Whatever it raises,
+#: or is raised in it, it ends its ranks first.
+Work = Callable[[Iterator[Task], Callable[[Result], None]], None]
 
 #: A lane runs several scenarios at once while processors are idle. Of 16, four lanes judged 38 scenarios a second, two
 #: 31, eight 30 and thirteen 31: more of them only take the kernel longer for each fork (torch 2.11, chapter gradients).
@@ -40,12 +42,16 @@ _DEVICE_BYTES_OF_A_LANE = 10 * 2**30
 _MOST_LANES_OF_A_DEVICE = 4
 #: A lane begins with ranks that have run nothing, which takes as long as some scenarios.
 _FEWEST_IN_A_LANE = 16
-#: How long lanes may take to end their ranks once they are told to stop.
-_END_TIMEOUT_S = 20.0
+#: So many scenarios at most go to a lane at once: fewer leave it more often with new ranks, more leave others idle.
+_MOST_IN_A_BATCH = 8
 
 
 class LaneError(ConformanceError):
     """A lane has ended before its work was done."""
+
+
+class Enough(Exception):  # noqa: N818 - how who takes results ends lanes, not an error
+    """Whoever takes results wants no more."""
 
 
 def num_lanes(
@@ -66,77 +72,102 @@ def num_lanes(
     return max(1, lanes)
 
 
-def in_lanes(work: Work[Task, Result], batches: Iterable[Sequence[Task]], jobs: int) -> Generator[Result]:
-    """Fork `jobs` lanes that `work`, and yield their results as they come; lanes end when this iterator is closed.
+def batches_of(scenarios: tuple[Scenario, ...]) -> list[tuple[int, ...]]:
+    """Return the places of `scenarios` in the parts that lanes get.
+
+    Neighbours on ranks of the same kind stay together: each lane begins its own.
+    """
+    together = groupby(range(len(scenarios)), lambda place: scenarios[place].kind_of_ranks)
+    return [
+        places[start : start + _MOST_IN_A_BATCH]
+        for places in (tuple(group) for _, group in together)
+        for start in range(0, len(places), _MOST_IN_A_BATCH)
+    ]
+
+
+def in_lanes(
+    work: Work[Task, Result], batches: Iterable[Iterable[Task]], jobs: int, take: Callable[[Result], None]
+) -> None:
+    """Fork `jobs` lanes that `work`, and have `take` called with results as they come, until all have ended.
 
     A lane gets one batch after the other, in order, and asks for the next one when it has taken the last task of the
-    one before. What `work` raises is raised here. Tasks travel to lanes and results back, so both must be picklable;
-    `work` itself is there already. One lane is this process itself. Fork before anything here computes in several
-    threads.
+    one before. What `work` raises is raised here, and what `take` raises, such as `Enough`, but for that: no lane is
+    left then. Tasks travel to lanes and results back, so both must be picklable; `work` itself is there already. One
+    lane is this process itself. Fork before anything here computes in several threads.
     """
-    waiting = iter(batches)
-    if jobs == 1:
-        yield from work(chain.from_iterable(waiting))
-        return
-    lanes: dict[Connection, int] = {}
+    with suppress(Enough):
+        if jobs == 1:
+            work(chain.from_iterable(batches), take)
+        else:
+            _fork_lanes(work, iter(batches), jobs, take)
+
+
+def _fork_lanes(
+    work: Work[Task, Result], waiting: Iterator[Iterable[Task]], jobs: int, take: Callable[[Result], None]
+) -> None:
+    context = get_context("fork")
+    lanes: dict[Connection, ForkProcess] = {}
     try:
         for _ in range(jobs):
             ours, theirs = Pipe()
-            parent, pid = os.getpid(), os.fork()
-            if pid == 0:
-                die_with(parent)  # at once, and not when it is next asked for something: it holds the report's lock
-                for other in [ours, *lanes]:
-                    other.close()  # else the lanes would keep each other from noticing that this process is gone
-                _live(work, theirs)
+            process = context.Process(target=_live, args=(work, theirs, [ours, *lanes], os.getpid()))
+            process.start()
             theirs.close()
-            lanes[ours] = pid
+            lanes[ours] = process
         while lanes:
             for connection in wait(list(lanes)):
-                yield from _heard(instance(connection, Connection), lanes, waiting)
+                _take_message(instance(connection, Connection), lanes, waiting, take)
     finally:
-        for pid in lanes.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        for connection, pid in lanes.items():
+        for connection, process in lanes.items():
+            process.terminate()
             connection.close()
-            _await_end(pid)
+        for process in lanes.values():
+            process.join(END_TIMEOUT_S)
+            process.kill()
+            process.join()
 
 
-def _heard(connection: Connection, lanes: dict[Connection, int], waiting: Iterator[Sequence[Task]]) -> Iterator[Result]:
+def _take_message(
+    connection: Connection,
+    lanes: dict[Connection, ForkProcess],
+    waiting: Iterator[Iterable[Task]],
+    take: Callable[[Result], None],
+) -> None:
     """Take one message of a lane: a result, the wish for a batch, an error, or the end of its work."""
     try:
         kind, content = connection.recv()
     except (EOFError, OSError):
-        pid = lanes.pop(connection)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        raise LaneError(f"a lane ended before its work was done, with exit code {status}") from None
+        process = lanes.pop(connection)
+        process.join()
+        raise LaneError(f"a lane ended before its work was done, with exit code {process.exitcode}") from None
     match kind:
         case "result":
-            yield content
+            take(content)
         case "more":
             with suppress(BrokenPipeError):  # what it has to say of its end comes next
                 connection.send(tuple(next(waiting, ())))
         case "error":
             raise content
         case _:
-            os.waitpid(lanes.pop(connection), 0)
+            lanes.pop(connection).join()
             connection.close()
 
 
-def _live(work: Work[Task, Result], connection: Connection) -> None:
+def _live(work: Work[Task, Result], connection: Connection, others: list[Connection], parent: int) -> None:
     """Be a lane, and end this process. Only what `work` has made for itself is cleaned up: the rest is the parent's."""
     import torch
 
+    die_with(parent)  # at once, and not when it is next asked for something: it holds the report's lock
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the lanes
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _leave)
+        for other in others:
+            other.close()  # else the lanes would keep each other from noticing that this process is gone
         torch.set_num_threads(1)  # threads that the parent computed with are not here
-        results = work(_asked_for(connection))
         try:
-            for result in results:
-                connection.send(("result", result))
+            work(_asked_for(connection), lambda result: connection.send(("result", result)))
         except Exception as error:
             connection.send(("error", error))
         else:
@@ -145,13 +176,11 @@ def _live(work: Work[Task, Result], connection: Connection) -> None:
     except (OSError, SystemExit):
         pass  # the parent is gone, or wants no more
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with suppress(BaseException):
-            results.close()
         os._exit(status)
 
 
 def _leave(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit
 
 
@@ -162,17 +191,6 @@ def _asked_for(connection: Connection) -> Iterator[Task]:
         if not batch:
             return
         yield from batch
-
-
-def _await_end(pid: int) -> None:
-    deadline = time.monotonic() + _END_TIMEOUT_S
-    with suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return
-            time.sleep(0.01)
 
 
 def _available_bytes() -> int:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from conformance.run.outcome import Outcome
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario
 from conformance.verdict import Verdict
+from conformance.waiting.limits import SHORT_DEADLINE_S
 
 #: After so many hangs in a row a scenario gets `SHORT_DEADLINE_S` without progress, until one does not hang.
 HANGS_IN_A_ROW = 3
-SHORT_DEADLINE_S = 5.0
 
 #: A scenario that was known to hang gets this part of its deadline: more than programs take to find out that a Work is
 #: never done, or that a timeout does not come.

@@ -6,15 +6,16 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
 
 from conformance.backends.backend import Backend
-from conformance.errors import BackendError, ScenarioError, SubjectError
+from conformance.errors import BackendError, ScenarioError, SubjectError, present
 from conformance.models.catalogue import get_fixture
 from conformance.observation import IMPORT, Observation
 from conformance.programs.registry import get_program, preloads_of
@@ -22,20 +23,20 @@ from conformance.run.attempt import Ranks
 from conformance.run.environment import capture_environment
 from conformance.run.first_uses import first_uses
 from conformance.run.known_failures import Excuses
-from conformance.run.lanes import in_lanes
+from conformance.run.lanes import Enough, batches_of, in_lanes
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import OnObserved, ScenarioRunner
-from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, Subject
-from conformance.waiting.pending import Pending
+from conformance.waiting import loop
+from conformance.waiting.limits import LOOK_S, PATIENCE_S
 from conformance.waiting.processors import Processors
 from conformance.workers.controller import Controller
-from conformance.workers.hearing import MOST_DEADLINES
+from conformance.workers.deadline import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
@@ -43,8 +44,6 @@ OnEvent = Callable[[Progress], None]
 #: While one scenario is judged, the next one runs. The one after that begins, too, while so many processors are idle:
 #: ranks that hang, until their deadline or another one's timeout, or that wait for each other, leave them so.
 _IDLE_PROCESSORS = 0.3
-#: So often that is looked at, and so long another one waits in any case.
-_LOOK_S, _PATIENCE_S = 0.05, 2.0
 #: So many scenarios at most are waited for.
 _MOST_WAITING = 9
 
@@ -64,7 +63,6 @@ def run(
     zygote: ZygoteProcess | None = None,
     one_at_a_time: bool = False,
     jobs: int = 1,
-    on_schedule: Callable[[Schedule], None] = lambda schedule: None,
     on_observed: OnObserved = lambda scenario, observations: None,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
@@ -73,8 +71,8 @@ def run(
     beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
     stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
     wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order. With more than one of `jobs`
-    there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_schedule` is told in
-    the end when what ran; `on_observed` is called in the lane, see `ScenarioRunner`.
+    there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_observed` is called
+    in the lane, see `ScenarioRunner`.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -84,31 +82,64 @@ def run(
     """
     chosen = order.apply(scenarios)
     check(chosen, backend)
-    preload = preloads_of(chosen)
-    judging = _Judging(
-        chosen, subject, backend, native, excuses, one_at_a_time, first_uses(chosen, subject, backend),
-        on_observed,
-    )  # fmt: skip
-    if controller is not None or jobs == 1:
-        ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
-        with ranks as own:
-            return _run(
-                judging,
-                lambda batches, begin: judging.outcomes(map(begin, itertools.chain(*batches)), own),
-                own, fail_fast, most_hangs, on_event, on_schedule, jobs=1,
-            )  # fmt: skip
+    started = time.monotonic()
+    preload, batches, first = preloads_of(chosen), batches_of(chosen), first_uses(chosen, subject, backend)
+    judged: dict[int, Outcome] = {}  # by the scenario's place
+    interrupted = False
 
-    def lane(places: Iterator[int]) -> Generator[_Judged]:
-        with shared.here() as branch, Controller(backend, preload=preload, zygote=branch) as own:
-            yield from judging.outcomes(places, own)
+    def judge(ranks: Ranks, places: Iterator[int], take: Callable[[tuple[int, Outcome]], None]) -> None:
+        judging = ScenarioRunner(
+            subject, backend, ranks, native=native, excuses=excuses, first=first, on_observed=on_observed
+        )
+        at_once = backend.runs_side_by_side and not one_at_a_time
+        loop.run(_judge_all, judging, ((place, chosen[place]) for place in places), take, at_once)
 
-    def in_them(batches: list[tuple[int, ...]], begin: Callable[[int], int]) -> Generator[_Judged]:
-        shared.await_ready()
-        return in_lanes(lane, (tuple(map(begin, batch)) for batch in batches), min(jobs, len(batches)))
+    def lane(places: Iterator[int], take: Callable[[tuple[int, Outcome]], None]) -> None:
+        with present(shared).here() as branch, Controller(backend, preload=preload, zygote=branch) as own:
+            judge(own, places, take)
 
-    lent = nullcontext(zygote) if zygote else closing(ZygoteProcess(None, preload))
-    with lent as shared, Controller(backend, preload=preload, zygote=shared) as probed:
-        return _run(judging, in_them, probed, fail_fast, most_hangs, on_event, on_schedule, jobs=jobs)
+    def begin(place: int) -> int:
+        on_event(Progress(chosen[place], len(judged), len(chosen)))
+        return place
+
+    def take(ended: tuple[int, Outcome]) -> None:
+        if not goes_on():  # others ended in the same moment
+            raise Enough
+        place, judged[place] = ended
+        on_event(Progress(chosen[place], len(judged), len(chosen), judged[place]))
+        if not goes_on():
+            raise Enough
+
+    def goes_on() -> bool:
+        if fail_fast and any(one.is_failure or one.contaminated_by for one in judged.values()):
+            return False
+        return most_hangs is None or nothing_but_hangs(judged.values()) < most_hangs
+
+    lent = nullcontext(zygote) if zygote or controller else closing(ZygoteProcess(None, preload))
+    with (
+        lent as shared,
+        nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=shared) as ranks,
+    ):
+        try:
+            if subject.is_ddp:
+                probe(subject, chosen[0].world_size, ranks, backend.source or backend.name)
+            if shared is not None:
+                shared.await_ready()  # before it is forked with this process
+            num_lanes = 1 if controller else min(jobs, len(batches))
+            work = lane if num_lanes > 1 else partial(judge, ranks)
+            in_lanes(work, (map(begin, batch) for batch in batches), num_lanes, take)
+        except KeyboardInterrupt:
+            interrupted = True  # what is known so far is worth a report
+    return Report.of(
+        [judged[place] for place in sorted(judged)],
+        load_catalogue(),
+        subject=JudgedSubject.of(subject),
+        backend=backend.source or backend.name,  # by which it is found again
+        num_selected=len(chosen),
+        interrupted=interrupted,
+        environment={**capture_environment(), "device_type": backend.device_type},
+        duration_s=time.monotonic() - started,
+    )
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -148,7 +179,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     no say.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
-    observations = controller.start(scenario, subject).wait().values()
+    observations = loop.run(controller.observe, scenario, subject, False).values()
     failed = [one for one in observations if one.fate.kind not in ("returned", "abandoned")]
     if apart := [one for one in failed if one.phase == "rendezvous"]:
         raise BackendError(
@@ -187,136 +218,63 @@ def _died_in_constructor(observation: Observation) -> bool:
     return observation.phase in (IMPORT, "construct") and observation.fate.kind != "returned"
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """The outcome of the scenario at a place, and when it ran in which process."""
+async def _judge_all(
+    runner: ScenarioRunner,
+    scenarios: Iterable[tuple[int, Scenario]],
+    take: Callable[[tuple[int, Outcome]], None],
+    at_once: bool,
+) -> None:
+    """Judge the scenarios, begun in this order, and have `take` called with outcomes as they come, and their places."""
+    running: list[_Running] = []
 
-    place: int
-    outcome: Outcome
-    span: Span
+    async def judge(one: _Running) -> None:
+        outcome = await runner.judge(one.scenario)
+        running.remove(one)
+        one.has_ended.set()
+        take((one.place, outcome))
 
-
-@dataclass(frozen=True)
-class _Judging:
-    """What it takes to judge some scenarios on any ranks."""
-
-    scenarios: tuple[Scenario, ...]
-    subject: Subject
-    backend: Backend
-    native: bool
-    excuses: Excuses
-    one_at_a_time: bool
-    first: frozenset[str]  # of all, whichever lane runs them
-    on_observed: OnObserved
-
-    def outcomes(self, places: Iterable[int], ranks: Ranks) -> Generator[_Judged]:
-        """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
-        runner = ScenarioRunner(
-            self.subject, self.backend, ranks, native=self.native, excuses=self.excuses, first=self.first,
-            on_observed=self.on_observed,
-        )  # fmt: skip
-        waiting: list[_Waiting] = []
-        processors = Processors()
-        for place in places:
-            waiting.append(_Waiting(place, time.monotonic(), runner.start(self.scenarios[place])))
-            if self.one_at_a_time:
-                yield self._judged(waiting[0], waiting.pop().pending.wait())
-            yield from self._until_another_may_begin(waiting, processors)
-        for one in waiting:
-            yield self._judged(one, one.pending.wait())
-
-    def _until_another_may_begin(self, waiting: list[_Waiting], processors: Processors) -> Generator[_Judged]:
-        """Yield the outcomes of scenarios that end, and remove these, until another one may begin beside the rest."""
-        awaited, since_s = self._awaited(waiting), time.monotonic()
-        while True:
-            for one in tuple(waiting):
-                outcome = one.pending.within(_LOOK_S if one is awaited else 0.0)
-                if outcome is not None:
-                    waiting.remove(one)
-                    yield self._judged(one, outcome)
-            is_full = len(waiting) > _MOST_WAITING
-            if awaited is None:
-                return
-            if awaited not in waiting:
-                awaited, since_s = self._awaited(waiting) if is_full else None, time.monotonic()
-                continue
-            is_patient = self._needs_all(awaited) or time.monotonic() < since_s + _PATIENCE_S
-            if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
-                return
-
-    def _awaited(self, waiting: Sequence[_Waiting]) -> _Waiting | None:
-        """Return the scenario that must end before another begins, unless processors are idle; None if none must."""
-        if waiting and self._needs_all(waiting[-1]):
-            return waiting[-1]
-        return waiting[-2] if len(waiting) > 1 else None
-
-    def _needs_all(self, one: _Waiting) -> bool:
-        """Whether it has a longer deadline than most: it compiles, say, without progress and on every processor."""
-        return self.scenarios[one.place].deadline_s > DEFAULT_DEADLINE_S
-
-    def _judged(self, one: _Waiting, outcome: Outcome) -> _Judged:
-        return _Judged(one.place, outcome, Span(os.getpid(), outcome.id, one.started_s, time.monotonic()))
+    processors = Processors()
+    async with trio.open_nursery() as nursery:
+        for place, scenario in scenarios:
+            running.append(_Running(place, scenario))
+            nursery.start_soon(judge, running[-1])
+            if not at_once:
+                await running[-1].has_ended.wait()
+            await _room_beside(running, processors)
 
 
-@dataclass(frozen=True, eq=False)
-class _Waiting:
+async def _room_beside(running: Sequence[_Running], processors: Processors) -> None:
+    """Return when another scenario may begin beside those that are `running`."""
+    await trio.lowlevel.checkpoint()  # the latest begins
+    awaited, since_s = _awaited(running), trio.current_time()
+    while awaited is not None:
+        with trio.move_on_after(LOOK_S):
+            await awaited.has_ended.wait()
+        is_full = len(running) > _MOST_WAITING
+        if awaited.has_ended.is_set():
+            awaited, since_s = _awaited(running) if is_full else None, trio.current_time()
+            continue
+        is_patient = awaited.needs_all or trio.current_time() < since_s + PATIENCE_S
+        if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
+            return
+
+
+def _awaited(running: Sequence[_Running]) -> _Running | None:
+    """Return the scenario that must end before another begins, unless processors are idle; None if none must."""
+    if running and running[-1].needs_all:
+        return running[-1]
+    return running[-2] if len(running) > 1 else None
+
+
+@dataclass(eq=False)
+class _Running:
     """A scenario that has been started."""
 
     place: int
-    started_s: float
-    pending: Pending[Outcome]
+    scenario: Scenario
+    has_ended: trio.Event = field(default_factory=trio.Event)
 
-
-#: Takes the places of scenarios in batches, and what is to be called when one begins; yields outcomes.
-_Judge = Callable[[list[tuple[int, ...]], Callable[[int], int]], Generator[_Judged]]
-
-
-def _run(
-    judging: _Judging,
-    judge: _Judge,
-    ranks: Ranks,
-    fail_fast: bool,
-    most_hangs: int | None,
-    on_event: OnEvent,
-    on_schedule: Callable[[Schedule], None],
-    *,
-    jobs: int,
-) -> Report:
-    started = time.monotonic()
-    scenarios, subject, backend = judging.scenarios, judging.subject, judging.backend
-    judged: dict[int, _Judged] = {}  # by the scenario's place
-    interrupted = False
-
-    def begin(place: int) -> int:
-        on_event(Progress(scenarios[place], len(judged), len(scenarios)))
-        return place
-
-    def goes_on() -> bool:
-        outcomes = [one.outcome for one in judged.values()]
-        if fail_fast and any(one.is_failure or one.contaminated_by for one in outcomes):
-            return False
-        return most_hangs is None or nothing_but_hangs(outcomes) < most_hangs
-
-    try:
-        if subject.is_ddp:
-            probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
-        with closing(judge(batches_of(scenarios), begin)) as outcomes:
-            for one in outcomes:
-                judged[one.place] = one
-                on_event(Progress(scenarios[one.place], len(judged), len(scenarios), one.outcome))
-                if not goes_on():
-                    break
-    except KeyboardInterrupt:
-        interrupted = True  # what is known so far is worth a report
-    ended = time.monotonic()
-    on_schedule(Schedule(jobs, tuple(one.span for one in judged.values()), started, ended))
-    return Report.of(
-        [judged[place].outcome for place in sorted(judged)],
-        load_catalogue(),
-        subject=JudgedSubject.of(subject),
-        backend=backend.source or backend.name,  # by which it is found again
-        num_selected=len(scenarios),
-        interrupted=interrupted,
-        environment={**capture_environment(), "device_type": backend.device_type},
-        duration_s=ended - started,
-    )
+    @property
+    def needs_all(self) -> bool:
+        """Whether it has a longer deadline than most: it compiles, say, without progress and on every processor."""
+        return self.scenario.deadline_s > DEFAULT_DEADLINE_S

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import trio
 
 from conformance.backends.backend import Backend
 from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
@@ -24,11 +28,34 @@ from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
 from conformance.subjects.subject import KNOWN, Subject, by_itself
 from conformance.verdict import ScenarioResult, Verdict
-from conformance.waiting.pending import Pending
-from conformance.workers.hearing import LOST
+from conformance.waiting import loop
+from conformance.workers.answers import LOST
 
 #: Called with what the ranks of the subject observed.
 OnObserved = Callable[[Scenario, Mapping[int, Observation]], None]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A scenario with what is decided before it runs; the first column is the subject's."""
+
+    scenario: Scenario
+    program: Program
+    subjects: tuple[Subject, ...]
+    unsupported: tuple[str, ...]  # why a column cannot run, empty if it can
+    first_try: Scenario  # with the deadline that the subject gets
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What both columns came to, and the truth; `tried_again` says why ranks of the subject were replaced, if so."""
+
+    attempt: Attempt
+    native: Attempt | None
+    beside: ScenarioResult | None
+    truth: Truth
+    tried_again: str
 
 
 class ScenarioRunner:
@@ -65,102 +92,63 @@ class ScenarioRunner:
         self._on_observed = on_observed
         self._num_hangs = 0  # of the subject, in a row
         self._started: dict[str, Scenario] = {}
+        self._in_turn = trio.Lock()  # see `Settlement`
         self._first, self._uses = first, FirstUses()
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run `scenario` in both columns. Only Ctrl-C escapes; whatever else happens is a verdict."""
-        return self.start(scenario).wait()
+        return loop.run(self.judge, scenario)
 
-    def start(self, scenario: Scenario) -> Pending[Outcome]:
-        """Start to run `scenario` in both columns; waiting for the outcome waits for the truth in any case.
+    async def judge(self, scenario: Scenario) -> Outcome:
+        """Do what `run` does, from a coroutine, beside which others may judge other scenarios."""
+        case = self._prepare(scenario)
+        tried = await self._run_columns(case)
+        settled = await self._settle(case, tried)
+        return await self._report(case, tried, settled)
 
-        Other scenarios may be started meanwhile. On a device everything has ended when this returns: its memory may not
-        hold two DDPs, and one that hangs may keep it busy.
-        """
+    def _prepare(self, scenario: Scenario) -> _Case:
+        """Decide what runs, for how long, and whether on fresh ranks."""
         self._started[scenario.id] = scenario
         program = get_program(scenario.program)
-        subjects = [self.subject]
-        if self._native is not None and not program.without_ddp:
-            subjects.append(self._native)
-        runs = not all(why_unsupported(scenario, subject, self.backend) for subject in subjects)
-        pending_truth = Truth.begin(program, scenario, self._ranks) if runs else Pending.of(Truth())
-        pending: list[Pending[Attempt]] = []
-        attempts: dict[int, Attempt] = {}  # by the column
-        settling: list[Pending[Outcome]] = []  # one, when both columns have ended
-        for column, subject in enumerate(subjects):
-            if column == 0:
-                fresh = not why_unsupported(scenario, subject, self.backend) and self._is_first(scenario)
-                known = program.without_ddp and self._is_known_to_hang(scenario)
-                tried = shortened(scenario) if known else hurried(scenario, self._num_hangs)
-                pending.append(self._start(tried, subject, fresh=fresh))
-            else:
-                pending.append(self._start(scenario, subject))
-            if not self.backend.runs_side_by_side:
-                attempts[column] = pending[column].wait()
-        truths = [pending_truth.wait()] if attempts else []
+        if program.without_ddp:  # the backend is judged by itself
+            subjects = [by_itself(self.backend.name)]
+        else:
+            subjects = [self.subject, *([self._native] if self._native is not None else [])]
+        unsupported = tuple(why_unsupported(scenario, subject, self.backend) for subject in subjects)
+        # Asked of backends only: the baselines of DDPs excuse every failure.
+        is_known_to_hang = program.without_ddp and self._is_known(scenario, _hang(self.subject))
+        first_try = shortened(scenario) if is_known_to_hang else hurried(scenario, self._num_hangs)
+        fresh = not unsupported[0] and self._is_first(scenario, program)
+        return _Case(scenario, program, tuple(subjects), unsupported, first_try, fresh)
 
-        def outcome(seconds: float) -> Outcome | None:
-            if settling:
-                return settling[0].within(seconds)
-            if not truths:
-                truths.append(pending_truth.wait())
-            for column, one in enumerate(pending):
-                attempt = None if column in attempts else one.within(seconds)
-                if attempt is not None:
-                    attempts[column] = attempt
-            if len(attempts) < len(pending):
-                return None
-            settling.append(self._outcome(scenario, program, truths[0], attempts[0], attempts.get(1)))
-            return settling[0].within(seconds)
+    async def _run_columns(self, case: _Case) -> _Tried:
+        """Have ranks run each column, and compute the truth.
 
-        return Pending(outcome)
-
-    def _outcome(
-        self, scenario: Scenario, program: Program, truth: Truth, attempt: Attempt, native: Attempt | None
-    ) -> Pending[Outcome]:
-        """Return the outcome of both columns' attempts, after another attempt of a subject that failed when warm.
-
-        So has a column another attempt, on fresh ranks, whose ranks could not connect to each other.
+        On a device one column begins when the other has ended: its memory may not hold two DDPs, and one that hangs may
+        keep it busy.
         """
-        attempt, tried_again = self._begun(attempt)
-        if native is not None:
-            native, _ = self._begun(native)
-        beside = authority = None
-        if native is not None:
-            beside = judged(native, program, truth)
-            authority = authority_of(program, beside.verdict, native.observations)
-        settlement = Settlement(
-            lambda one: judged(one, program, truth, authority), self._try_again, self._started, program.without_ddp
-        )
 
-        def told(settled: Settled) -> Outcome:
-            self._on_observed(scenario, settled.attempt.observations)
-            # A backend that is known to fail there leaves no DDP behind.
-            excuse = self._excuses(scenario, settled.result)
-            is_known = program.without_ddp and excuse is not None and excuse.holds
-            if (settled.result.verdict.is_failure and not is_known) or settled.contaminated_by:
-                self._doubt(scenario)
-            result = excuse.told(settled.result) if excuse is not None else settled.result
-            if tried_again:
-                result = result.with_note(tried_again)
-            outcome = Outcome.of(
-                scenario,
-                result,
-                beside,
-                notes=settled.attempt.notes(truth),
-                native_notes=native.notes(truth) if native is not None else (),
-                warm=bool(settled.attempt.after),
-                excuse=excuse,
-                contaminated_by=settled.contaminated_by,
-                tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
-            )
-            self._num_hangs = hangs_after(outcome, self._num_hangs)
-            return outcome
+        async def column(place: int) -> Attempt:
+            scenario, subject = case.first_try if place == 0 else case.scenario, case.subjects[place]
+            if reason := case.unsupported[place]:
+                return Attempt(scenario, subject, unsupported=reason)
+            return await self._try(scenario, subject, fresh=case.fresh and place == 0)
 
-        return settlement.of(attempt, lambda result: self._is_known(scenario, result)).then(told)
+        async def columns() -> list[Attempt]:
+            each = [partial(column, place) for place in range(len(case.subjects))]
+            return await loop.together(*each) if self.backend.runs_side_by_side else [await one() for one in each]
 
-    def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
+        async def truth() -> Truth:
+            return Truth() if all(case.unsupported) else await Truth.of(case.program, case.scenario, self._ranks)
+
+        attempts, expected = await loop.together(columns, truth)
+        (attempt, tried_again), *natives = [await self._begun(one) for one in attempts]
+        native = natives[0][0] if natives else None
+        beside = judged(native, case.program, expected) if native is not None else None
+        return _Tried(attempt, native, beside, expected, tried_again)
+
+    async def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
         """Return the attempt, or another one on fresh ranks if its ranks came to no end, and what is to be told.
 
         A busy machine has ranks give up before a scenario begins, and its kernel may kill what forks ranks: that says
@@ -168,61 +156,78 @@ class ScenarioRunner:
         """
         if not (why := _never_judged(attempt)):
             return attempt, ""
-        again = self._start(attempt.scenario, attempt.subject, fresh=True).wait()
+        again = await self._try(attempt.scenario, attempt.subject, fresh=True)
         return again, f"{TRIED_AGAIN}: {why}; {'the same there' if _never_judged(again) else 'not there'}"
 
-    def _try_again(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
-        if fresh:  # what has failed may have left something behind
-            self._doubt(scenario)
-        pending = self._start(scenario, self.subject, fresh=fresh)
-        return pending if self.backend.runs_side_by_side else Pending.of(pending.wait())
+    async def _settle(self, case: _Case, tried: _Tried) -> Settled:
+        """Return what counts, after another attempt of a subject that failed when warm."""
+        authority = None
+        if tried.native is not None and tried.beside is not None:
+            authority = authority_of(case.program, tried.beside.verdict, tried.native.observations)
 
-    def _doubt(self, scenario: Scenario) -> None:
-        self._ranks.retire(scenario, self._judged(scenario, self.subject))
+        async def try_again(scenario: Scenario, *, fresh: bool = False) -> Attempt:
+            return await self._try(scenario, case.subjects[0], fresh=fresh)
 
-    def _is_first(self, scenario: Scenario) -> bool:
-        return self._uses.is_one(scenario) if self._first is None else scenario.id in self._first
+        settlement = Settlement(
+            lambda one: judged(one, case.program, tried.truth, authority), try_again, partial(self._doubt, case),
+            self._started, self._in_turn, case.program.without_ddp,
+        )  # fmt: skip
+        return await settlement.of(tried.attempt, lambda result: self._is_known(case.scenario, result))
+
+    async def _report(self, case: _Case, tried: _Tried, settled: Settled) -> Outcome:
+        """Return the outcome, and doubt the ranks of a failure."""
+        self._on_observed(case.scenario, settled.attempt.observations)
+        # A backend that is known to fail there leaves no DDP behind.
+        excuse = self._excuses(case.scenario, settled.result)
+        is_known = case.program.without_ddp and excuse is not None and excuse.holds
+        if (settled.result.verdict.is_failure and not is_known) or settled.contaminated_by:
+            async with self._in_turn:
+                self._doubt(case, case.scenario)
+        result = excuse.told(settled.result) if excuse is not None else settled.result
+        if tried.tried_again:
+            result = result.with_note(tried.tried_again)
+        outcome = Outcome.of(
+            case.scenario,
+            result,
+            tried.beside,
+            notes=settled.attempt.notes(tried.truth),
+            native_notes=tried.native.notes(tried.truth) if tried.native is not None else (),
+            warm=bool(settled.attempt.after),
+            excuse=excuse,
+            contaminated_by=settled.contaminated_by,
+            tried=tried_in(case.scenario, settled.attempt.observations, settled.result.verdict),
+        )
+        self._num_hangs = hangs_after(outcome, self._num_hangs)
+        return outcome
+
+    def _doubt(self, case: _Case, scenario: Scenario) -> None:
+        self._ranks.retire(scenario, case.subjects[0])
+
+    def _is_first(self, scenario: Scenario, program: Program) -> bool:
+        return self._uses.is_one(scenario, program) if self._first is None else scenario.id in self._first
 
     def _is_known(self, scenario: Scenario, result: ScenarioResult) -> bool:
         """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
         excuse = self._excuses(scenario, result)
         return excuse is not None and excuse.holds
 
-    def _is_known_to_hang(self, scenario: Scenario) -> bool:
-        """Whether a hang would be excused; asked of backends only: the baselines of DDPs excuse every failure."""
-        return self._is_known(scenario, ScenarioResult(self.subject.name, Verdict.HANG, 0.0, 0, (), ()))
-
-    def _judged(self, scenario: Scenario, subject: Subject) -> Subject:
-        """Return whom `scenario` judges: where it wraps nothing, the backend by itself."""
-        return by_itself(self.backend.name) if get_program(scenario.program).without_ddp else subject
-
-    def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Attempt]:
-        subject = self._judged(scenario, subject)
-        if reason := why_unsupported(scenario, subject, self.backend):
-            return Pending.of(Attempt(scenario, subject, unsupported=reason))
+    async def _try(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Attempt:
+        """Have ranks run `scenario`, which may be another one that has run on ranks of the same kind."""
         before, started = denials(), time.perf_counter()
+        observations: Mapping[int, Observation] = {}
+        error = ""
         try:
-            pending = self._ranks.start(scenario, subject, fresh=fresh)
+            observations = await self._ranks.observe(scenario, subject, fresh)
         except Exception:
-            return Pending.of(Attempt(scenario, subject, error=traceback.format_exc()))
+            error = traceback.format_exc()
+        # As the ranks say: this process may have done something else when they ended.
+        duration_ns = max((seen.duration_ns for seen in observations.values()), default=0)
+        duration_ms = round((duration_ns / 1e9 or time.perf_counter() - started) * 1000, 3)
+        return Attempt(scenario, subject, observations, duration_ms, error=error, shortage=shortage_since(before))
 
-        def attempt(seconds: float) -> Attempt | None:
-            observations: Mapping[int, Observation] | None = {}
-            error = ""
-            try:
-                observations = pending.within(seconds)
-            except Exception:
-                error = traceback.format_exc()
-            if observations is None:
-                return None
-            # As the ranks say: nobody need have listened when they ended.
-            duration_ns = max((seen.duration_ns for seen in observations.values()), default=0)
-            duration_ms = round((duration_ns / 1e9 or time.perf_counter() - started) * 1000, 3)
-            return Attempt(
-                scenario, subject, observations, duration_ms, error=error, shortage=shortage_since(before)
-            )  # fmt: skip
 
-        return Pending(attempt)
+def _hang(subject: Subject) -> ScenarioResult:
+    return ScenarioResult(subject.name, Verdict.HANG, 0.0, 0, (), ())
 
 
 def _never_judged(attempt: Attempt) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import trio
+
 from conformance.observation import KEPT_ONCE
 from conformance.run.attempt import Attempt
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, ScenarioResult, Verdict
-from conformance.waiting.pending import Pending
 
 #: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
 _MOST_SAID = 3000
@@ -23,10 +24,10 @@ _OF_TRACES = ("leaves_no_trace", "leaves_no_process")
 
 
 class TryAgain(Protocol):
-    """Starts a scenario on ranks of the subject."""
+    """Runs a scenario on ranks of the subject."""
 
-    def __call__(self, scenario: Scenario, *, fresh: bool = False) -> Pending[Attempt]:
-        """Return what becomes the attempt; with `fresh` that of ranks that have run nothing yet."""
+    async def __call__(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
+        """Return the attempt; with `fresh` that of ranks that have run nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -42,39 +43,47 @@ class Settled:
 class Settlement:
     """Settles attempts: `judge` says what one is worth by itself, `try_again` has ranks try; `started` by their ids.
 
+    `doubt` ends the ranks that could run a scenario. Who does that holds `in_turn`, and so does who has the same ranks
+    run one scenario after another.
     `is_of_backend`: there is no DDP, and nothing but the backend keeps anything from one scenario to the next. There
     what fails only after others fails, too.
     """
 
     judge: Callable[[Attempt], ScenarioResult]
     try_again: TryAgain
+    doubt: Callable[[Scenario], None]
     started: Mapping[str, Scenario]
+    in_turn: trio.Lock
     is_of_backend: bool = False
 
-    def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Pending[Settled]:
+    async def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Settled:
         """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
-        attempt, result = self._without_what_is_kept_once(attempt)
+        async with self.in_turn:
+            attempt, result = await self._without_what_is_kept_once(attempt)
         if not result.verdict.is_failure or not attempt.after or is_known(result):
-            return Pending.of(Settled(attempt, result))
-        pending = self.try_again(attempt.scenario, fresh=True)
-        return pending.then(lambda again: self._of_both(attempt, result, again))
+            return Settled(attempt, result)
+        async with self.in_turn:
+            self.doubt(attempt.scenario)
+        again = await self.try_again(attempt.scenario, fresh=True)
+        async with self.in_turn:
+            return await self._of_both(attempt, result, again)
 
-    def _of_both(self, attempt: Attempt, result: ScenarioResult, again: Attempt) -> Settled:
+    async def _of_both(self, attempt: Attempt, result: ScenarioResult, again: Attempt) -> Settled:
         """Return what counts of a failure on warm ranks and of what came on fresh ones."""
-        again, alone = self._without_what_is_kept_once(again)
+        again, alone = await self._without_what_is_kept_once(again)
         if alone.verdict is result.verdict:
             return Settled(attempt, result)
-        spoiler = self._spoiler(attempt, result.verdict)
+        spoiler = await self._spoiler(attempt, result.verdict)
         if spoiler is None:
             return Settled(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
         spoilt_by, is_certain = spoiler
-        if is_certain and self._fails_alone_too(attempt.scenario, result.verdict):
+        if is_certain and await self._fails_alone_too(attempt.scenario, result.verdict):
             return Settled(attempt, _racy(result, alone.verdict))
         if is_certain and self.is_of_backend:
             return Settled(attempt, _kept_between_groups(result, alone.verdict, spoilt_by))
         return Settled(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
 
-    def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
+    async def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
         """Return the attempt and its result; where ranks only kept what a process may keep once, those of a second one.
 
         Ranks that have run the scenario before keep nothing more of that kind. If such ranks cannot be had, the first
@@ -83,45 +92,52 @@ class Settlement:
         result = self.judge(attempt)
         if not _kept_at_most_once(attempt, result):
             return attempt, result
-        again = self.try_again(attempt.scenario).wait()
+        again = await self._again(attempt.scenario)
         own = attempt.scenario.id
         if again.after[-1:] != (own,):  # the same ranks run another scenario meanwhile
-            self.try_again(attempt.scenario, fresh=True).wait()
-            again = self.try_again(attempt.scenario).wait()
+            await self._again(attempt.scenario, fresh=True)
+            again = await self._again(attempt.scenario)
         return (again, self.judge(again)) if again.after[-1:] == (own,) else (attempt, result)
 
-    def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
-        """Whether one of further fresh ranks comes to that verdict: nobody spoils what fails at times by itself."""
-        further = (self.try_again(scenario, fresh=True).wait() for _ in range(_TIMES_ALONE - 1))
-        return any(self.judge(again).verdict is verdict for again in further)
+    async def _again(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
+        if fresh:  # what has failed may have left something behind
+            self.doubt(scenario)
+        return await self.try_again(scenario, fresh=fresh)
 
-    def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
+    async def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
+        """Whether one of further fresh ranks comes to that verdict: nobody spoils what fails at times by itself."""
+        for _ in range(_TIMES_ALONE - 1):
+            if self.judge(await self._again(scenario, fresh=True)).verdict is verdict:
+                return True
+        return False
+
+    async def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
         """Return the scenario that spoils `attempt`, and whether that is certain; None if none does.
 
         It is certain if other ranks that run it and what followed come to `verdict` as well; what several left
         together is charged to the first of them. Where ranks cannot run the same again, it is a guess.
         """
 
-        def comes_after(number: int) -> bool | None:
+        async def comes_after(number: int) -> bool | None:
             """Whether it comes to that verdict after the latest `number` scenarios; None if ranks cannot run them."""
             earlier = attempt.after[-number:]
             if not all(name in self.started for name in earlier):
                 return None
             for place, name in enumerate(earlier):
-                self.try_again(self.started[name], fresh=place == 0).wait()
-            again = self.try_again(attempt.scenario).wait()
+                await self._again(self.started[name], fresh=place == 0)
+            again = await self._again(attempt.scenario)
             return self.judge(again).verdict is verdict if again.after == earlier else None
 
         too_few, enough = 0, 1
-        found = comes_after(enough)
+        found = await comes_after(enough)
         if found is False and len(attempt.after) > enough:
             too_few, enough = enough, len(attempt.after)
-            found = comes_after(enough)
+            found = await comes_after(enough)
         if found is None:
             return attempt.after[-1], False
         while found and enough - too_few > 1:
             middle = (too_few + enough) // 2
-            if comes_after(middle):
+            if await comes_after(middle):
                 enough = middle
             else:
                 too_few = middle

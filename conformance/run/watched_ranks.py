@@ -8,7 +8,6 @@ from conformance.observation import Facts, Observation
 from conformance.run.attempt import Ranks
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
-from conformance.waiting.pending import Pending
 
 
 class WatchedRanks:
@@ -24,25 +23,18 @@ class WatchedRanks:
         self._ranks = ranks
         self._subject = subject
 
-    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
-        """Start, and keep what comes of it, as `Ranks.start`."""
-
-        def keep(observations: Mapping[int, Observation]) -> Mapping[int, Observation]:
-            if subject == self._subject or not subject.is_ddp:
-                self.observations = observations
-            return observations
-
-        return self._ranks.start(scenario, subject, fresh=fresh).then(keep)
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        """Keep what comes of it, as `Ranks.observe`."""
+        observations = await self._ranks.observe(scenario, subject, fresh)
+        if subject == self._subject or not subject.is_ddp:
+            self.observations = observations
+        return observations
 
     def retire(self, scenario: Scenario, subject: Subject) -> None:
         """Let none of the ranks run another scenario, as `Ranks.retire`."""
         self._ranks.retire(scenario, subject)
 
-    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
-        """Start to compute the facts and keep them, as `Ranks.expect`."""
-
-        def keep(facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
-            self.expected = facts
-            return facts
-
-        return self._ranks.expect(scenario).then(keep)
+    async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
+        """Keep the facts, as `Ranks.expect`."""
+        self.expected = await self._ranks.expect(scenario)
+        return self.expected

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import islice
 
 from conformance.backends.backend import Backend
@@ -22,7 +23,7 @@ from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject, swallows
 from conformance.suite import load_scenarios
 from conformance.verdict import ScenarioResult, Verdict
-from conformance.waiting.pending import Pending
+from conformance.waiting import loop
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend, find_subject
 from conformance.workers.zygote_process import ZygoteProcess
@@ -171,8 +172,11 @@ class _Climber:
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         started = time.perf_counter()
         scenario = rung.scenario(world_size, self._deadline_s, self._backend.capabilities)
-        expected = self._controller.expect(scenario)
-        observations = self._controller.run(scenario, subject, fresh=self._fresh)
+        observations, expected = loop.run(
+            loop.together,
+            partial(self._controller.observe, scenario, subject, self._fresh),
+            partial(_expected, self._controller, scenario),
+        )
         found = find_breakage(
             observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.hint,
             method=rung.method,
@@ -284,19 +288,27 @@ def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:
     return Status.ABSENT, f"{capability!r} is not declared, and does not work ({verdict.value})"
 
 
-def _facts(expected: Pending[Mapping[int, Facts]], observations: Mapping[int, Observation]) -> Mapping[int, Facts]:
+async def _expected(controller: Controller, scenario: Scenario) -> Mapping[int, Facts] | ReplicaError:
+    try:
+        return await controller.expect(scenario)
+    except ReplicaError as error:
+        return error
+
+
+def _facts(
+    expected: Mapping[int, Facts] | ReplicaError, observations: Mapping[int, Observation]
+) -> Mapping[int, Facts]:
     """Return the expected facts; none where the backend gave neither the ranks nor the one for the truth a group.
 
     Raises:
         ReplicaError: the ranks returned, so that there is something to compare.
 
     """
-    try:
-        return expected.wait()
-    except ReplicaError:
-        if all(one.fate.kind == "returned" for one in observations.values()):
-            raise
-        return {}
+    if not isinstance(expected, ReplicaError):
+        return expected
+    if all(one.fate.kind == "returned" for one in observations.values()):
+        raise expected
+    return {}
 
 
 def _judge(rung: Rung, found: Breakage | None, declared: bool) -> tuple[Status, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.scenario import Scenario
-from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S
+from conformance.waiting.limits import RAISE_GRACE_S
 
 DDPS = "conformance.tests.peculiar_ddps"
 PLAIN = Scenario("gradients/GRAD-01/plain", ("GRAD-01",), "train", world_size=2)
@@ -54,8 +54,7 @@ def test_a_rank_stops_where_its_code_calls_breakpoint_and_no_other_does(file: st
 
 @pytest.mark.nightly
 def test_a_rank_that_raised_can_be_looked_into_while_others_wait(file: str) -> None:
-    # Longer than a rank outlives others that have raised, and is then given to answer.
-    long = RAISE_GRACE_S + 2 * LATE_GRACE_S
+    long = 5 * RAISE_GRACE_S  # longer than a rank outlives others that have raised
     shown = typed(["replay", file, "--ddp", f"{DDPS}:Raising", "--pdb", "1"], [b"p reason", b"q"], long)
     assert shown.count("rank 1 raised ValueError: no forward; leave with `q`") == 1
     assert "(Pdb) p reason\n'no forward'\n" in shown

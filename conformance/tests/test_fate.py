@@ -23,7 +23,7 @@ from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import SCENARIO, collective, ended, evidence_of, gradients, raised, returned
 from conformance.truth.expected import Raises, Right
 from conformance.verdict import Finding, Verdict
-from conformance.workers.hearing import lost
+from conformance.workers.answers import lost
 
 
 def test_the_frames_that_explanations_leave_out_are_of_files_that_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,29 @@ def test_the_rooms_and_the_arrows_between_them_stay_few() -> None:
     between = {(one, other) for one, other in arrows if one != other}
     assert len(TIERS) <= MOST_ROOMS
     assert len(between) <= MOST_ARROWS, len(between)
+
+
+#: How long to wait is decided in one place, where the numbers can be compared.
+MOST_LIMITS = 15
+
+
+def numbers_of_seconds(path: Path) -> list[str]:
+    """Return the names of the constants of a module that are written as a number of seconds."""
+    return [
+        target.id
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.endswith("_S")
+    ]
+
+
+def test_how_long_to_wait_is_written_in_one_module() -> None:
+    limits = ROOT / "waiting" / "limits.py"
+    assert 10 < len(numbers_of_seconds(limits)) <= MOST_LIMITS
+    others = [path for path in modules() if path.parent.name in ("waiting", "workers", "run") and path != limits]
+    found = {path.name: names for path in others if (names := numbers_of_seconds(path))}
+    assert found == {"faults.py": ["SLOW_S"]}  # what a fault does
 
 
 #: One noun needs no more lines than this; a chapter's mutants are a list.

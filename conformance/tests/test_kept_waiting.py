@@ -17,13 +17,12 @@ import pytest
 
 from conformance.observation import IMPORT
 from conformance.recorder.flight_record import FlightRecord, LastSeen
-from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
-from conformance.waiting import kept_waiting, processors
+from conformance.waiting import kept_waiting, machine_time, processors
 from conformance.waiting.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.waiting.processors import Processors
-from conformance.workers import hearing, machine_time
-from conformance.workers.hearing import Waiting
+from conformance.workers import deadline as deadline_module
+from conformance.workers.deadline import Deadline
 
 #: Two that share a processor have each waited for it so long, a few moments later.
 _LONG_S = 0.3
@@ -74,26 +73,29 @@ def test_two_that_compute_on_one_kept_waiting_for_it(processes: list[int]) -> No
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
 def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_failed(processes: list[int]) -> None:
     waits = KeptWaiting(processes)
-    waiting = Waiting(20.0, processes, ["no such flight record"])
-    hurried = waiting.cut_to(10.0)
+    waiting, hurried = (Deadline(20.0, processes, ["no such flight record"]) for _ in range(2))
+    hurried.cut_to(10.0)
     before_s, hurried_before_s = waiting.until(), hurried.until()
     until = time.monotonic() + 60
     while (waited_s := waits.seconds) < 3 * _LONG_S and time.monotonic() < until:
         time.sleep(0.05)
+        machine_time.resume()  # the machine has not stood still
     assert waiting.until() - before_s >= waited_s - _LONG_S
     assert hurried.until() - hurried_before_s >= waited_s - _LONG_S
 
 
 def test_an_import_has_all_deadlines_unless_a_rank_has_failed(tmp_path: Path) -> None:
     record = FlightRecord(str(tmp_path / "flight"))
-    waiting = Waiting(20.0, [os.getpid()], [str(tmp_path / "flight")])
+    waiting = Deadline(20.0, [os.getpid()], [str(tmp_path / "flight")])
     record.start()
     ordinary = waiting.until()
     record.entered(IMPORT, -1, True)
     assert waiting.until() > ordinary + 60
-    assert waiting.cut_to(1.0).until() < ordinary
     record.entered("construct", -1, True)
     assert waiting.until() < ordinary + 60
+    record.entered(IMPORT, -1, True)
+    waiting.cut_to(1.0)
+    assert waiting.until() < ordinary
 
 
 @pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)
@@ -166,7 +168,7 @@ def test_of_two_that_compute_on_one_processor_one_waits(processes: list[int]) ->
 def test_who_waits_for_a_processor_is_not_given_up_and_who_goes_on_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [True, True, False]
     monkeypatch.setattr(KeptWaiting, "goes_on", lambda self: looks.pop(0))
-    waiting = Waiting(10.0, [], ["no such flight record"])
+    waiting = Deadline(10.0, [], ["no such flight record"])
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 10.0)
     assert [waiting.until() - machine_time.now() > 0 for _ in range(3)] == [True, True, False]
     assert not looks
@@ -226,10 +228,12 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
         def goes_on(self) -> bool:
             return False
 
+    clock = Clock()
     monkeypatch.setattr(kept_waiting, "KeptWaiting", Kept)
-    started = time.monotonic()
+    monkeypatch.setattr(kept_waiting, "time", clock)
+    started = clock.monotonic()
     looks = sum(1 for _ in own_seconds(0.1, pause_s=0.01))
-    assert least_s <= time.monotonic() - started < least_s + at_this_load(1.0)
+    assert clock.monotonic() - started == pytest.approx(least_s, abs=0.011)
     assert looks > 1
     for _ in own_seconds(60.0, pause_s=60.0):
         break  # the first look comes at once
@@ -237,23 +241,45 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
 
 def test_who_has_failed_ends_the_wait_for_those_that_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = LastSeen("forward", 0, 0, 0, (), time.monotonic() + 1e6)
-    monkeypatch.setattr(hearing, "read_flight", lambda path: ahead)
-    hurried = Waiting(100.0, [], ["a flight record"]).cut_to(0.1)
+    monkeypatch.setattr(deadline_module, "read_flight", lambda path: ahead)
+    hurried = Deadline(100.0, [], ["a flight record"])
+    hurried.cut_to(0.1)
     assert hurried.until() - machine_time.now() <= 2.0
 
 
 def test_no_more_is_left_out_than_has_passed() -> None:
     """The clock may have left it out already, where the kernel counted it as a wait."""
-    waiting = Waiting(10.0, [], ["no such flight record"])
+    waiting = Deadline(10.0, [], ["no such flight record"])
     waiting._kept_waiting._longest_s = 1000.0
     assert waiting.until() - machine_time.now() <= 10.0
 
 
-def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same() -> None:
-    waiting = Waiting(0.0, [], ["no such flight record"])
-    assert waiting.until() <= machine_time.now()
-    began = machine_time.now()
-    assert Waiting(0.2, [], ["no such flight record"], began - 1).cut_to(0.1).until() >= began + 0.1
+def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Deadline(0.2, [], ["no such flight record"])
+    late = waiting._since + 5 * 0.2
+    monkeypatch.setattr(machine_time, "now", lambda: late)
+    assert waiting.until() <= late
+    waiting.cut_to(0.1)
+    assert waiting.until() == pytest.approx(late + 0.1)
+
+
+def test_a_rank_that_sends_its_answer_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Deadline(10.0, [], ["no such flight record"])
+    at = waiting._since
+    for second, given_up_at in ((8.0, 18.0), (45.0, 50.0)):  # and has an end
+        monkeypatch.setattr(machine_time, "now", lambda second=second: at + second)
+        waiting.note_progress()
+        assert waiting.until() - at == pytest.approx(given_up_at)
+
+
+@pytest.mark.parametrize(("deadline_s", "given_up_after_s"), [(0.6, 1.6), (0.1, 0.5)])
+def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float, given_up_after_s: float
+) -> None:
+    waiting = Deadline(deadline_s, [], ["no such flight record"])
+    waiting._kept_waiting._longest_s = 1.0
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + given_up_after_s)
+    assert waiting.until() - waiting._since == pytest.approx(given_up_after_s)
 
 
 def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
@@ -19,9 +20,8 @@ from conformance.backends.gloo import GLOO
 from conformance.cli import main
 from conformance.errors import SubjectError
 from conformance.run import runner
-from conformance.run.lanes import LaneError, Work, in_lanes, num_lanes
+from conformance.run.lanes import Enough, LaneError, Work, batches_of, in_lanes, num_lanes
 from conformance.run.order import LISTED, Order
-from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
@@ -29,6 +29,7 @@ from conformance.surroundings.processes import children_of
 from conformance.tests.processes import all_end, processes_under
 from conformance.tests.test_huge_pages import CAN_GATHER, huge_kb
 from conformance.verdict import Verdict
+from conformance.waiting import loop
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -37,66 +38,85 @@ PROGRAMS = "conformance.tests.worker_programs"
 STEP = Scenario("lanes/LANE-01/step", ("LANE-01",), "workers/step")
 
 
-def waits(tasks: Iterator[int]) -> Generator[tuple[int, int]]:
-    """Wait a moment for each task, as for ranks that mostly wait."""
-    for task in tasks:
-        time.sleep(0.1)
-        yield task, os.getpid()
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def results(work: Work[Task, Result], batches: Iterable[Iterable[Task]], jobs: int) -> list[Result]:
+    """Return what comes of all batches."""
+    found: list[Result] = []
+    in_lanes(work, batches, jobs, found.append)
+    return found
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4, 8])
-def test_what_mostly_waits_takes_a_share_of_the_time_for_each_lane(jobs: int) -> None:
-    batches = [(number, number + 1) for number in range(0, 64, 2)]
-    started = time.monotonic()
-    found = list(in_lanes(waits, batches, jobs))
-    wall_s = time.monotonic() - started
+def test_all_lanes_work_at_once_and_each_task_is_done_once(jobs: int) -> None:
+    all_have_begun = multiprocessing.get_context("fork").Barrier(jobs)
+
+    def meets(tasks: Iterator[int], take: Callable[[tuple[int, int]], None]) -> None:
+        for number, task in enumerate(tasks):
+            if number == 0:
+                all_have_begun.wait()
+            take((task, os.getpid()))
+
+    found = results(meets, [(number, number + 1) for number in range(0, 64, 2)], jobs)
     assert sorted(task for task, _ in found) == list(range(64))
     assert len({pid for _, pid in found}) == jobs
-    assert 6.4 / jobs <= wall_s < 6.4 / jobs + 3.2 * (jobs > 1) + 1.6  # a busy machine starts lanes late
 
 
 def test_one_lane_keeps_the_order() -> None:
-    assert [task for task, _ in in_lanes(waits, [(3, 1), (2,)], 1)] == [3, 1, 2]
+    def repeats(tasks: Iterator[int], take: Callable[[int], None]) -> None:
+        for task in tasks:
+            take(task)
+
+    assert results(repeats, [(3, 1), (2,)], 1) == [3, 1, 2]
 
 
 def test_what_work_raises_is_raised_here_and_no_lane_is_left() -> None:
-    def fails(tasks: Iterator[int]) -> Generator[int]:
+    def fails(tasks: Iterator[int], take: Callable[[int], None]) -> None:
         for task in tasks:
             if task == 2:
                 raise SubjectError("no such DDP")
-            yield os.getpid()
+            take(os.getpid())
 
     before = children_of(os.getpid()).keys()
     with pytest.raises(SubjectError, match="no such DDP"):
-        list(in_lanes(fails, [(1,), (2,), (3,)], 2))
+        results(fails, [(1,), (2,), (3,)], 2)
     assert children_of(os.getpid()).keys() <= before
 
 
 def test_a_lane_that_dies_is_told() -> None:
-    def dies(tasks: Iterator[int]) -> Generator[int]:
+    def dies(tasks: Iterator[int], take: Callable[[int], None]) -> None:
         for task in tasks:
             os._exit(task)
-        yield 0
 
     with pytest.raises(LaneError, match="exit code 7"):
-        list(in_lanes(dies, [(7,)], 2))
+        results(dies, [(7,)], 2)
 
 
-def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(
+    tmp_path: Path, in_loop: bool
+) -> None:
     both_have_begun = multiprocessing.get_context("fork").Barrier(2)  # else the first lane might do the work alone
 
-    def goes_on(tasks: Iterator[int]) -> Generator[int]:
+    def goes_on(tasks: Iterator[int], take: Callable[[int], None]) -> None:
         try:
-            both_have_begun.wait(timeout=25)
-            yield from tasks
-            time.sleep(60)
+            both_have_begun.wait()
+            for task in tasks:
+                take(task)
+                loop.run(trio.sleep_forever) if in_loop else signal.pause()
         finally:
             (tmp_path / str(os.getpid())).touch()
 
-    started = time.monotonic()
-    with closing(in_lanes(goes_on, [(1,), (2,)], 2)) as found:
-        next(found), next(found)
-    assert time.monotonic() - started < 30
+    found: list[int] = []
+
+    def take(one: int) -> None:
+        found.append(one)
+        if len(found) == 2:
+            raise Enough
+
+    in_lanes(goes_on, [(1,), (2,)], 2, take)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -134,22 +154,14 @@ def test_neighbours_on_one_kind_of_ranks_go_to_one_lane_eight_at_a_time() -> Non
     assert batches_of(chosen) == [tuple(range(8)), (8, 9, 10), (11,)]
 
 
-def test_a_schedule_says_how_idle_its_lanes_were_and_what_no_lane_shortens() -> None:
-    spans = (Span(1, "a", 0.0, 4.0), Span(1, "b", 3.0, 5.0), Span(2, "c", 0.0, 3.0))
-    schedule = Schedule(2, spans, 0.0, 10.0)
-    assert schedule.idle_share == pytest.approx(0.6)
-    assert str(schedule) == "2 lane(s), idle for 60% of 10.0 s; no number of them takes less than the 4.0 s of a."
-    assert str(Schedule(3, (), 0.0, 1.0)) == "3 lane(s), no scenario."
-
-
 def steps_on(zygote: ZygoteProcess) -> Work[int, tuple[bool, set[str]]]:
     """Return what runs a step for each task and yields whether `zygote` forked its ranks' zygote, and their ends."""
 
-    def steps(tasks: Iterator[int]) -> Generator[tuple[bool, set[str]]]:
+    def steps(tasks: Iterator[int], take: Callable[[tuple[bool, set[str]]], None]) -> None:
         with zygote.here() as own, Controller(get_backend("gloo"), zygote=own) as controller:
             for _ in tasks:
                 ends = {str(seen.fate) for seen in controller.run(STEP, get_subject("torch")).values()}
-                yield own.pid in children_of(zygote.pid), ends
+                take((own.pid in children_of(zygote.pid), ends))
 
     return steps
 
@@ -157,7 +169,7 @@ def steps_on(zygote: ZygoteProcess) -> Work[int, tuple[bool, set[str]]]:
 def test_lanes_share_what_one_zygote_has_imported(tmp_path: Path) -> None:
     with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
         zygote.await_ready()
-        assert list(in_lanes(steps_on(zygote), [(1,), (2,)], 2)) == [(True, {"returned"})] * 2
+        assert results(steps_on(zygote), [(1,), (2,)], 2) == [(True, {"returned"})] * 2
         assert huge_kb(zygote.pid) > 100_000 or not CAN_GATHER
         assert processes_under(tmp_path) == [zygote.pid]
         assert [path.name for path in zygote.directory.iterdir() if path.is_dir()] == []
@@ -166,15 +178,17 @@ def test_lanes_share_what_one_zygote_has_imported(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_lane_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
-    def is_killed(tasks: Iterator[int]) -> Generator[object]:
-        for one in steps_on(zygote)(tasks):
-            yield one
+    def is_killed(tasks: Iterator[int], take: Callable[[object], None]) -> None:
+        def take_and_die(one: object) -> None:
+            take(one)
             os.kill(os.getpid(), signal.SIGKILL)
+
+        steps_on(zygote)(tasks, take_and_die)
 
     with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
         zygote.await_ready()
         with pytest.raises(LaneError, match="exit code -9"):
-            list(in_lanes(is_killed, [(1,), (2,)], 2))
+            results(is_killed, [(1,), (2,)], 2)
         assert all_end([pid for pid in processes_under(tmp_path) if pid != zygote.pid], within_s=10)
 
 
@@ -184,7 +198,7 @@ def test_lanes_whose_zygote_has_ended_have_new_ones(tmp_path: Path) -> None:
         zygote.await_ready()
         os.kill(zygote.pid, signal.SIGKILL)
         assert all_end([zygote.pid], within_s=10)
-        assert list(in_lanes(steps_on(zygote), [(1,), (2,)], 2)) == [(False, {"returned"})] * 2
+        assert results(steps_on(zygote), [(1,), (2,)], 2) == [(False, {"returned"})] * 2
     assert processes_under(tmp_path) == []
 
 
@@ -196,13 +210,9 @@ def test_lanes_come_to_the_verdicts_of_one() -> None:
     subject = get_subject("conformance.chapters.accumulation.mutants:ReducesInsideNoSync")
     found: list[dict[str, Verdict]] = []
     for jobs, order in ((1, LISTED), (3, LISTED), (2, Order("shuffled", 7))):
-        schedules: list[Schedule] = []
-        report = runner.run(
-            chosen, subject, get_backend("gloo"), native=False, jobs=jobs, order=order, on_schedule=schedules.append
-        )
+        report = runner.run(chosen, subject, get_backend("gloo"), native=False, jobs=jobs, order=order)
         assert report.complete
-        assert len(schedules[0].spans) == len(chosen)
-        assert len(schedules[0].lanes) <= jobs
+        assert len(report.scenarios) == len(chosen)
         found.append({one.id: one.subject.verdict for one in report.scenarios})
     assert found == [found[0]] * 3
     assert {Verdict.PASS, Verdict.FAIL} <= set(found[0].values())

@@ -16,8 +16,10 @@ import pytest
 
 from conformance.tests.clock import Clock
 from conformance.tests.processes import processes_under
-from conformance.workers import machine_time
-from conformance.workers.machine_time import TURN_S, wait_for
+from conformance.waiting import machine_time
+from conformance.waiting.limits import TURN_S
+from conformance.waiting.loop import MachineClock
+from conformance.waiting.machine_time import wait_for
 
 #: Much later than a process is woken that wanted to be.
 _STOP_S = 1.0
@@ -108,12 +110,24 @@ def test_what_this_process_did_not_listen_to_counts_only_until_it_listens_again(
     assert machine_time.now() - before == TURN_S
 
 
+def test_a_coroutine_that_sleeps_is_not_woken_earlier_because_the_machine_stood_still(clock: Clock) -> None:
+    machine, slept = MachineClock(), []
+    until = machine.current_time() + 3 * TURN_S
+    while machine.current_time() < until:
+        slept.append(machine.deadline_to_sleep_time(until))
+        clock.sleep(slept[-1] + (_STOP_S if len(slept) == 2 else 0.0))
+    assert slept == [TURN_S] * 3
+    clock.sleep(_STOP_S)  # something else is done
+    assert machine.current_time() == until
+    assert machine.deadline_to_sleep_time(until - 1.0) == 0.0
+
+
 def test_stops_of_long_ago_are_summed_up(clock: Clock) -> None:
     num_stops = 2 * machine_time._MOST_STOPS
     early, began = machine_time.now(), clock.at
     for second in range(num_stops, 0, -1):  # a stop of a second every two
         machine_time._stops.append((began - 2 * second, began - 2 * second + 1))
-        machine_time._woke(math.inf)
+        machine_time.resume()
     assert len(machine_time._stops) <= machine_time._MOST_STOPS
     assert machine_time.moment(began) == pytest.approx(early - num_stops, abs=0.01)
 

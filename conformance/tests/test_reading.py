@@ -18,7 +18,7 @@ from conformance.subjects.subject import NO_DDP, get_subject
 from conformance.suite import load_scenarios
 from conformance.truth.carried import packed
 from conformance.truth.expected import at_least
-from conformance.waiting.pending import Pending
+from conformance.waiting import loop
 
 
 def test_every_mutant_has_words() -> None:
@@ -47,9 +47,13 @@ def test_what_runs_without_a_ddp_is_watched_whoever_is_tried() -> None:
     """Scenarios about a backend wrap nothing: their ranks run `NO_DDP`."""
     scenario = next(one for one in load_scenarios() if "OP-04" in one.requirements)
     seen = {0: Observation(0, Ending("returned"), {}, history=())}
-    ranks = WatchedRanks(SimpleNamespace(start=lambda *_, **__: Pending.of(seen)), get_subject("ddp_impl"))
+
+    async def observe(*asked: object) -> dict[int, Observation]:
+        return seen
+
+    ranks = WatchedRanks(SimpleNamespace(observe=observe), get_subject("ddp_impl"))
     for subject, kept in ((get_subject("torch"), {}), (NO_DDP, seen)):
-        ranks.start(scenario, subject).wait()
+        loop.run(ranks.observe, scenario, subject, False)
         assert ranks.observations == kept
 
 

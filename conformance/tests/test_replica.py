@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Never
 
 import pytest
@@ -22,6 +23,7 @@ from conformance.truth.carried import packed, unpacked
 from conformance.truth.difference import difference
 from conformance.truth.expected import Raises, Right, Satisfies
 from conformance.verdict import Verdict
+from conformance.waiting import loop
 from conformance.workers.controller import Controller
 
 OTHER_KERNELS = "fixtures.other_kernels:BACKEND"
@@ -58,21 +60,21 @@ def test_ranks_with_other_kernels_conform(ranks: Controller, scenario_id: str) -
 
 def test_the_kernels_are_others(ranks: Controller) -> None:
     """Without this the test above could not fail."""
-    differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(ranks.expect(scenario(one)).wait()))]
+    differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(loop.run(ranks.expect, scenario(one))))]
     assert differing
 
 
 def test_an_expectation_that_raises_is_the_harness_s_failure(ranks: Controller) -> None:
     wrong = scenario(ROUNDED[0]).replace(dtype="complex64")
     with pytest.raises(ReplicaError, match="has dtypes"):
-        ranks.expect(wrong).wait()
-    assert ranks.expect(scenario(ROUNDED[0])).wait()[0]
+        loop.run(ranks.expect, wrong)
+    assert loop.run(ranks.expect, scenario(ROUNDED[0]))[0]
 
 
-def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -> None:
-    one, other = scenario(ROUNDED[0]), scenario(ROUNDED[1])
-    ranks.expect(one)
-    assert ranks.expect(other).wait()[0].keys() == here(other)[0].keys()
+def test_truths_that_are_asked_for_at_once_do_not_disturb_each_other(ranks: Controller) -> None:
+    both = [scenario(name) for name in ROUNDED[:2]]
+    found = loop.run(loop.together, *(partial(ranks.expect, one) for one in both))
+    assert [one[0].keys() for one in found] == [here(one)[0].keys() for one in both]
 
 
 def test_what_is_asked_of_a_backend_alone_needs_no_rank_and_no_device() -> None:
@@ -82,7 +84,7 @@ def test_what_is_asked_of_a_backend_alone_needs_no_rank_and_no_device() -> None:
     kinds: set[type] = set()
     for one in load_scenarios():
         if get_program(one.program).without_ddp:
-            for facts in expect(one, nobody).wait().values():
+            for facts in loop.run(expect, one, nobody).values():
                 kinds |= {type(value) for value in facts.values()}
     assert kinds == {Raises, Right}
 

@@ -31,6 +31,7 @@ from conformance.upstream.exclusions import check_exclusions, load_exclusions, p
 from conformance.upstream.launcher import TestRanks, ends_of, find_tests
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun, combine
 from conformance.upstream.report import print_comparison
+from conformance.waiting import loop
 
 BROKEN = f"{__name__}:Broken"
 LOSES_STREAMS = f"{__name__}:LosesStreams"
@@ -103,11 +104,11 @@ def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) 
 @pytest.mark.nightly
 def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     with TestRanks(Subject("broken", BROKEN)) as ranks:
-        hung = ranks.start(SETS_STATIC_GRAPH, 2, 6.0).wait()
+        hung = loop.run(ranks.run, SETS_STATIC_GRAPH, 2, 6.0)
         assert hung.outcome is TestOutcome.HUNG
         assert "in _set_static_graph" in hung.explanation
-        assert ranks.start(TRAINS, 2, 60.0).wait().outcome is TestOutcome.FAILED  # the others run
-        assert ranks.start(WANTS_GPUS, 2, 60.0).wait().outcome is TestOutcome.PASSED
+        assert loop.run(ranks.run, TRAINS, 2, 60.0).outcome is TestOutcome.FAILED  # the others run
+        assert loop.run(ranks.run, WANTS_GPUS, 2, 60.0).outcome is TestOutcome.PASSED
         tests = find_tests(ranks)
     methods = {name.method for name in tests}
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
@@ -119,7 +120,7 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
 def test_a_rank_that_lost_its_streams_ends_no_other() -> None:
     """An error while it ends must not take it into the zygote's code, which ends every rank."""
     with TestRanks(Subject("loses_streams", LOSES_STREAMS)) as ranks:
-        ends = {one.rank: one for one in ranks.start(TRAINS, 2, 60.0).wait().ends}
+        ends = {one.rank: one for one in loop.run(ranks.run, TRAINS, 2, 60.0).ends}
     assert ends[1].outcome is TestOutcome.FAILED
     assert "no streams" in ends[1].cause
     assert "SIGKILL" not in ends[0].cause

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping
+
+import trio
 
 from conformance.errors import ConformanceError
 from conformance.observation import Observation
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
-from conformance.waiting.pending import Pending
+from conformance.waiting import loop
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend
 from conformance.workers.zygote_process import NO_MEMORY_FILL
@@ -20,8 +21,6 @@ from conformance.workers.zygote_process import NO_MEMORY_FILL
 #: A test gets the smallest of these world sizes at which it can run.
 WORLD_SIZES = (2, 3, 4, 6)
 
-#: How long to listen to one test before the others.
-_TURN_S = 0.05
 _NUM_FRAMES = 3
 
 
@@ -41,15 +40,15 @@ class TestRanks:
 
     def tests(self, world_size: int) -> tuple[TestName, ...]:
         """Return the DDP tests that can run at `world_size`; raises `ConformanceError`."""
-        (seen,) = self._start(
-            world_size, Scenario("upstream/list", ("UPSTREAM",), "upstream/list", world_size=1)
-        ).wait()
+        (seen,) = loop.run(
+            self._observe, world_size, Scenario("upstream/list", ("UPSTREAM",), "upstream/list", world_size=1)
+        )
         if seen.fate.kind != "returned":
             raise ConformanceError(f"cannot list torch's tests: their rank {seen.fate}")
         return tuple(TestName(*name) for name in seen.facts["tests"])
 
-    def start(self, name: TestName, world_size: int, timeout_s: float) -> Pending[TestRun]:
-        """Start one test; what it gives is its result, however its ranks end."""
+    async def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
+        """Run one test and return its result, however its ranks end."""
         began = time.monotonic()
         scenario = Scenario(
             f"upstream/{name}",
@@ -65,9 +64,8 @@ class TestRanks:
             deadline_s=timeout_s,
             recorded=False,
         )
-        return self._start(world_size, scenario).then(
-            lambda seen: TestRun(name, world_size, ends_of(seen), time.monotonic() - began)
-        )
+        seen = await self._observe(world_size, scenario)
+        return TestRun(name, world_size, ends_of(seen), time.monotonic() - began)
 
     def __enter__(self) -> TestRanks:
         """Return the ranks."""
@@ -78,7 +76,7 @@ class TestRanks:
         for controller in self._controllers.values():
             controller.close()
 
-    def _start(self, world_size: int, scenario: Scenario) -> Pending[list[Observation]]:
+    async def _observe(self, world_size: int, scenario: Scenario) -> list[Observation]:
         if world_size not in self._controllers:
             self._controllers[world_size] = Controller(
                 find_backend("gloo"),
@@ -93,8 +91,7 @@ class TestRanks:
                 },
             )
         self._controllers[world_size].retire(scenario, NO_DDP)
-        pending = self._controllers[world_size].start(scenario, NO_DDP, fresh=True)
-        return pending.then(lambda observations: list(observations.values()))
+        return list((await self._controllers[world_size].observe(scenario, NO_DDP, fresh=True)).values())
 
 
 def find_tests(ranks: TestRanks, world_size: int | None = None) -> dict[TestName, int]:
@@ -128,18 +125,22 @@ def run_tests(
         ConformanceError: the DDP cannot be imported there.
 
     """
-    left = iter(sorted(tests.items(), key=lambda item: item[1]))
-    running: dict[TestName, Pending[TestRun]] = {}
     runs: dict[TestName, TestRun] = {}
-    while len(runs) < len(tests):
-        for name, world_size in itertools.islice(left, jobs - len(running)):
-            running[name] = ranks.start(name, world_size, timeout_s)
-        for name, pending in list(running.items()):
-            run = pending.within(_TURN_S if len(running) > 1 else math.inf)
-            if run is not None:
-                del running[name]
-                runs[name] = run
-                on_end(run)
+
+    async def run_all() -> None:
+        places = trio.Semaphore(jobs)
+
+        async def run(name: TestName, world_size: int) -> None:
+            runs[name] = await ranks.run(name, world_size, timeout_s)
+            on_end(runs[name])
+            places.release()
+
+        async with trio.open_nursery() as nursery:
+            for name, world_size in sorted(tests.items(), key=lambda item: item[1]):
+                await places.acquire()
+                nursery.start_soon(run, name, world_size)
+
+    loop.run(run_all)
     return runs
 
 

@@ -1,1 +1,1 @@
-"""Waiting: for what ranks still work on, and how long a busy machine has kept processes waiting."""
+"""Waiting: the loop, its clock, all numbers of seconds, and how long a busy machine has kept processes waiting."""

@@ -8,15 +8,14 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 
+from conformance.waiting.limits import LATE_S, LOOK_AGAIN_S
+
 #: Since when the machine is up, for how long some process of it was waiting for memory that others held.
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
-#: Pauses grow to this share of what has passed, and to so many seconds: who waits long need not look so often.
-_SHARE_OF_A_PAUSE, _LONGEST_GROWN_S = 0.2, 0.01
-#: A thread that is woken later than this could not listen, nor could others go on: the machine stood still. A busy one
-#: wakes who sleeps much sooner.
-LATE_S = 0.5
+#: Pauses grow to this share of what has passed, and to `LOOK_AGAIN_S`: who waits long need not look so often.
+_SHARE_OF_A_PAUSE = 0.2
 
 
 class KeptWaiting:
@@ -82,7 +81,7 @@ def seconds_of(
     while passed_s < seconds or (
         passed_s < most_times * seconds and (passed_s < seconds + kept_waiting.seconds or kept_waiting.goes_on())
     ):
-        pause_s = max(pause_s, min(_LONGEST_GROWN_S, passed_s * _SHARE_OF_A_PAUSE))
+        pause_s = max(pause_s, min(LOOK_AGAIN_S, passed_s * _SHARE_OF_A_PAUSE))
         time.sleep(pause_s)
         before, looked_at = looked_at, time.monotonic()
         passed_s += min(looked_at - before, pause_s + LATE_S)

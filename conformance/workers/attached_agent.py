@@ -12,36 +12,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import trio
 from msgspec.structs import replace as change
 
 from conformance.errors import ConformanceError
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
-from conformance.workers import machine_time
-from conformance.workers.attached_messages import (
-    BEAT_S,
-    JOIN_TIMEOUT_S,
-    LOST_S,
-    Beat,
-    Forget,
-    Goodbye,
-    Hello,
-    Hurry,
-    Ping,
-    Reply,
-    RunOrder,
-)
+from conformance.waiting import loop
+from conformance.waiting.limits import JOIN_TIMEOUT_S, LOOK_S, LOST_S, TURN_S
+from conformance.workers.answers import Elsewhere
+from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Hurry, Ping, Reply, RunOrder
 from conformance.workers.attached_place import Place
-from conformance.workers.channel import Channel, wait
-from conformance.workers.hearing import Elsewhere
+from conformance.workers.channel import Channel
 from conformance.workers.pool import Pool
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: While a rank works, its agent beats so often that the controller knows the rank's state if the link is cut.
-_RANK_BEAT_S = 0.05
 #: What another host's rank does is known here so much later.
-_TOLD_S = 4 * BEAT_S
+_TOLD_S = 4 * TURN_S
 #: How many of a rank's collectives a beat carries; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
@@ -53,8 +41,6 @@ class Dismissed(Exception):  # noqa: N818 - how an agent ends, not an error
 class Agent(Elsewhere):
     """Serves a controller over `channel` with ranks forked on this host."""
 
-    turn_s = _RANK_BEAT_S
-
     def __init__(
         self,
         channel: Channel,
@@ -63,17 +49,14 @@ class Agent(Elsewhere):
         environment: Mapping[str, str],
     ) -> None:
         """Start the zygote and send `Hello`; ranks use the device of `place` and get `environment`."""
-        self.sources = (channel,)
         self._channel = channel
         self._host = place.host
         self._local_index = place.local_index
         self._zygote = ZygoteProcess(None, preload, environment)
         self._zygote.await_ready()
         self._pools: dict[int, Pool] = {}
-        self._heard_at = self._beaten_at = machine_time.now()
         self._others_until = 0.0  # until when other agents wait for their ranks, as the controller has last said
         self._beaten: LastSeen | None = None
-        self._orders: list[RunOrder | Forget] = []
         self._working: tuple[RunOrder, Pool] | None = None
         channel.send(Hello(place.index, place.host))
 
@@ -85,75 +68,78 @@ class Agent(Elsewhere):
 
         """
         try:
-            self._await_first_word()
-            while True:
-                while not self._orders:
-                    wait(self.sources, BEAT_S)
-                    self.listen()
-                order = self._orders.pop(0)
-                if isinstance(order, RunOrder):
-                    self._carry_out(order)
-                elif (pool := self._pools.pop(order.pool, None)) is not None:
-                    pool.close()
+            loop.run(self._serve)
         except (Dismissed, EOFError, BrokenPipeError, ConnectionResetError):
             return
         finally:
             self._zygote.close()
 
-    def listen(self) -> None:
-        """Take in what the controller has sent, and tell it what the rank does, if that is due.
+    async def _serve(self) -> None:
+        send, orders = trio.open_memory_channel[RunOrder | Forget](math.inf)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, send)
+            async for order in orders:
+                if isinstance(order, RunOrder):
+                    await self._carry_out(order)
+                elif (pool := self._pools.pop(order.pool, None)) is not None:
+                    pool.close()
 
-        Without an order nobody reads what the agent sends, maybe for long.
-        """
-        while (message := self._channel.arrived()) is not None:
-            self._heard_at = machine_time.now()
-            match message:
-                case Goodbye():
-                    raise Dismissed
-                case Ping(left_s):
-                    self._others_until = self._heard_at + left_s
-                case Hurry(number, patience_s):
-                    if self._working and self._working[0].number == number:
-                        self.patience_s = min(self.patience_s, patience_s)
-                case _:
-                    self._orders.append(message)
-        machine_time.resume()
-        now = machine_time.now()
-        if now - self._heard_at > LOST_S:
-            raise ConformanceError(self._last_words())
-        if self._working and now - self._beaten_at >= _RANK_BEAT_S:
-            self._beaten_at = now
-            self._channel.send(self._beat(*self._working))
+    async def _listen(self, orders: trio.MemorySendChannel[RunOrder | Forget]) -> None:
+        """Take in what the controller sends: first when all agents have joined, and then something every `TURN_S`."""
+        timeout_s, silence = JOIN_TIMEOUT_S, self._never_begun
+        while True:
+            with trio.move_on_after(timeout_s) as listening:
+                await trio.lowlevel.wait_readable(self._channel)
+            if listening.cancelled_caught:
+                raise ConformanceError(silence())
+            timeout_s, silence = LOST_S, self._last_words
+            while (message := self._channel.arrived()) is not None:
+                match message:
+                    case Goodbye():
+                        raise Dismissed
+                    case Ping(left_s):
+                        self._others_until = trio.current_time() + left_s
+                    case Hurry(number, patience_s):
+                        if self._working and self._working[0].number == number:
+                            self.patience_s = min(self.patience_s, patience_s)
+                            self._working[1].hurry()
+                    case _:
+                        orders.send_nowait(message)
 
     def until(self, own: float) -> float:
         """Return until when this host waits for its rank: as long as any rank of the order goes on."""
         alone = self._working is not None and self._working[0].seat.world_size == 1
         return own if alone else max(own, self._others_until) + _TOLD_S
 
-    def _await_first_word(self) -> None:
-        """Wait until the controller speaks, which it does when all agents have joined."""
-        if not wait(self.sources, JOIN_TIMEOUT_S):
-            raise ConformanceError(
-                f"{self._host}: the controller has not begun after {JOIN_TIMEOUT_S:g} s: other processes have not"
-                " joined, its host is down, or the link to it is cut"
-            )
-        self._heard_at = machine_time.now()
-
-    def _carry_out(self, order: RunOrder) -> None:
-        machine_time.resume()  # what was before is no part of this order
+    async def _carry_out(self, order: RunOrder) -> None:
         if order.pool not in self._pools:
             seat = change(order.seat, device_index=self._local_index)
             self._pools[order.pool] = Pool(self._zygote, [seat], elsewhere=self)
         pool = self._pools[order.pool]
         self._working, self.patience_s = (order, pool), math.inf
-        observations = pool.start()
-        if not observations:
-            pool.begin(Scenario.from_json(order.scenario), order.subject)
-            observations = pool.finish()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_beating, order, pool)
+            observations = await pool.connect()
+            if not observations:
+                pool.begin(Scenario.from_json(order.scenario), order.subject)
+                observations = await pool.finish()
+            nursery.cancel_scope.cancel()
         self._working = None
         (observation,) = observations.values()
         observation = portable(replace(observation, host=self._host))
         self._channel.send(Reply(order.number, observation, pool.reusable))
+
+    async def _keep_beating(self, order: RunOrder, pool: Pool) -> None:
+        """Tell the controller what the rank does while it works: without an order nobody reads that."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self._channel.send(self._beat(order, pool))
+
+    def _never_begun(self) -> str:
+        return (
+            f"{self._host}: the controller has not begun after {JOIN_TIMEOUT_S:g} s: other processes have not"
+            " joined, its host is down, or the link to it is cut"
+        )
 
     def _beat(self, order: RunOrder, pool: Pool) -> Beat:
         (seen,), left_s = pool.last_seen()

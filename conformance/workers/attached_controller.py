@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import trio
 from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
@@ -22,29 +23,14 @@ from conformance.programs import replica
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
-from conformance.waiting.pending import Pending
-from conformance.workers import machine_time
-from conformance.workers.attached_messages import (
-    BEAT_S,
-    JOIN_TIMEOUT_S,
-    LOST_S,
-    Beat,
-    Forget,
-    Goodbye,
-    Hello,
-    Hurry,
-    Ping,
-    Reply,
-    RunOrder,
-    ToAgent,
-)
+from conformance.waiting import loop, machine_time
+from conformance.waiting.limits import DEATH_GRACE_S, JOIN_TIMEOUT_S, LOST_S, MARGIN_S, RAISE_GRACE_S, TURN_S
+from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Hurry, Ping, Reply, RunOrder, ToAgent
 from conformance.workers.channel import Channel, MessageError, wait
-from conformance.workers.hearing import DEATH_GRACE_S, MOST_DEADLINES, MOST_LATE_S, RAISE_GRACE_S
+from conformance.workers.deadline import MOST_DEADLINES
 from conformance.workers.messages import Seat
 from conformance.workers.pool import nothing_left_behind, time_to_start
 
-#: How much later than the deadline an agent may answer: it asks what others know, and makes its rank write a stack.
-_MARGIN_S = 3.0
 #: The controller gives up an agent whose answer is due and that has sent nothing for so long. It sends nothing while it
 #: makes its rank, and while that writes a stack.
 _SILENCE_S = LOST_S / 2
@@ -73,7 +59,7 @@ class Reached:
         self.rank, self.until, self.seen, self.heard_at = rank, -math.inf, _NOTHING_SEEN, machine_time.now()
 
     def tell(self, message: ToAgent) -> None:
-        """Send `message`; ignores errors, because `_gather` notices an agent that is gone.
+        """Send `message`; ignores errors, because `_Order` notices an agent that is gone.
 
         One that has not read an earlier message to its end gets no other.
         """
@@ -83,6 +69,80 @@ class Reached:
                     self.channel.send(message, _SEND_TIMEOUT_S)
                 except TimeoutError:
                     self.choked = True
+
+
+@dataclass
+class _Order:
+    """A scenario that `chosen` agents run, after their ranks have started, which may take `start_s` seconds."""
+
+    number: int
+    chosen: list[Reached]
+    scenario: Scenario
+    start_s: float
+    observations: dict[int, Observation] = field(default_factory=dict)
+    ready: list[bool] = field(default_factory=list)
+    started: float = field(default_factory=trio.current_time)
+
+    @property
+    def patience_s(self) -> float:
+        """How long ranks may take, whatever they do."""
+        return MOST_DEADLINES * (self.scenario.deadline_s + self.start_s)
+
+    @property
+    def due(self) -> float:
+        """From when on an agent that is silent is given up."""
+        return self.started + self.scenario.deadline_s + MARGIN_S
+
+    @property
+    def end(self) -> float:
+        """When an agent is given up that only says that it is there."""
+        return self.started + self.patience_s + MARGIN_S + LOST_S
+
+    @property
+    def until(self) -> float:
+        """Until when some rank may be silent, as far as its agent knows."""
+        known = (agent.until for agent in self.chosen if not agent.lost)
+        return min(max([self.started, *known]), self.started + self.patience_s)
+
+    def take_message(self, agent: Reached) -> None:
+        """Take what an agent has sent; if it has ended, or sent what no agent sends, give it up."""
+        try:
+            message = agent.channel.arrived()
+        except (EOFError, OSError, MessageError) as error:
+            lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
+            self._give_up(agent, lost, Ending("abandoned", detail=f"abandoned: the process that held it {lost}"))
+            return
+        if message is None:  # half of one
+            return
+        agent.heard_at = trio.current_time()
+        if isinstance(message, Beat) and message.number == self.number:
+            agent.until = agent.heard_at + min(self.patience_s, message.left_s)
+            agent.seen = message.last_seen or agent.seen
+        elif isinstance(message, Reply) and message.number == self.number:
+            if message.observation.fate.kind == "returned":  # the others may just have heard from it
+                agent.until = agent.heard_at + self.scenario.deadline_s
+            self.observations[agent.rank] = replace(message.observation, rank=agent.rank)
+            self.ready.append(message.ready)
+            hurry_s = _patience_s(message.observation)
+            if hurry_s is not None and agent.rank not in self.scenario.doomed:
+                for other in self.chosen:
+                    if other.rank not in self.observations:
+                        other.tell(Hurry(self.number, hurry_s))
+
+    def give_up_silent(self, agent: Reached) -> None:
+        """Give up an agent whose answer is due and that has sent nothing for long, or nothing that counts."""
+        silent_s = trio.current_time() - agent.heard_at
+        where = agent.seen.phase or "an unknown phase"
+        if silent_s >= _SILENCE_S:
+            detail = f"unheard of for {silent_s:.0f} s, last seen in {where}"
+            self._give_up(agent, f"has not been heard of for {silent_s:.0f} s", Ending("hung", detail=detail))
+        else:
+            lost = f"is there and has not answered for {self.end - self.started:.0f} s"
+            self._give_up(agent, lost, Ending("hung", detail=f"hung: its host {lost}; last seen in {where}"))
+
+    def _give_up(self, agent: Reached, lost: str, fate: Ending) -> None:
+        agent.lost = lost
+        self.observations[agent.rank] = _last_heard(agent, fate)
 
 
 class AttachedController:
@@ -106,6 +166,7 @@ class AttachedController:
             raise
         self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, tuple[str, ...]]] = {}
         self._numbers = itertools.count(1)
+        self._one_at_a_time = trio.Lock()  # an agent runs one rank at a time
         self._until = 0.0  # until when some rank may be silent, as far as its agent knows
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
@@ -116,7 +177,7 @@ class AttachedController:
         """How many ranks a scenario may have: one for each process that has joined, also if it has been lost since."""
         return len(self._agents)
 
-    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Mapping[int, Observation]:
         """Run the scenario on as many agents as it has ranks, spread over the hosts; returns each rank's observation.
 
         With `fresh` on new ranks; otherwise on those that ran the same subject before, if they are unharmed.
@@ -125,6 +186,14 @@ class AttachedController:
             ConformanceError: too few agents are left.
 
         """
+        return loop.run(self.observe, scenario, subject, fresh)
+
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        """Do what `run` does, from a coroutine, when all that was asked for before has ended."""
+        async with self._one_at_a_time:
+            return await self._observe(scenario, subject, fresh=fresh)
+
+    async def _observe(self, scenario: Scenario, subject: Subject, *, fresh: bool) -> dict[int, Observation]:
         chosen = self._spread(scenario.world_size)
         key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded, scenario.apart
         pool, after = self._pools.pop(key, (-1, ()))
@@ -132,28 +201,25 @@ class AttachedController:
             self._forget(chosen, pool)
         if fresh or not after:
             pool, after = next(self._numbers), ()
-        number = next(self._numbers)
+        order = _Order(next(self._numbers), chosen, scenario, 0.0 if after else time_to_start(apart=scenario.apart))
+        self._until = order.started
         meeting = (self._address, self._store.port, f"pool{pool}")
-        observations: dict[int, Observation] = {}
-        ready: list[bool] = []
         try:
             for rank, agent in enumerate(chosen):
                 backend = self._backend.source or self._backend.name
                 seat = Seat(rank, scenario.world_size, backend, scenario.recorded, meeting, apart=scenario.apart)
-                agent.tell(RunOrder(number, pool, seat, scenario.to_json(), subject))
-            start_s = 0.0 if after else time_to_start(apart=scenario.apart)
-            patience_s = MOST_DEADLINES * (scenario.deadline_s + start_s)
-            observations, ready = self._gather(number, chosen, scenario, patience_s)
+                agent.tell(RunOrder(order.number, pool, seat, scenario.to_json(), subject))
+            async with trio.open_nursery() as nursery:
+                for rank, agent in enumerate(chosen):
+                    agent.begin(rank)
+                    nursery.start_soon(self._follow, agent, order)
         finally:  # also when interrupted
-            if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
+            ready = len(order.ready) == len(chosen) and all(order.ready)
+            if ready and nothing_left_behind(order.observations, scenario.recorded):
                 self._pools[key] = pool, remembered(after, scenario.id)
             else:
                 self._forget(chosen, pool)
-        return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
-
-    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
-        """Return what `run` returns; it runs, however long it takes, when asked: an agent runs one rank at a time."""
-        return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
+        return {rank: replace(seen, after=after) for rank, seen in sorted(order.observations.items())}
 
     def retire(self, scenario: Scenario, subject: Subject) -> None:
         """End the ranks that could run `scenario` on the subject: none runs while nobody asks."""
@@ -162,16 +228,14 @@ class AttachedController:
             number, _ = self._pools.pop(key)
             self._forget([agent for agent in self._agents if agent.index in key[1]], number)
 
-    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
-        """Return what ranks must observe: by a replica, where a device has to compute it.
+    async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
+        """Have it computed what ranks must observe: by a replica, where a device has to.
 
-        That starts when it is asked for: an agent runs one rank at a time.
-
-        Raises, when the facts are asked for:
+        Raises:
             ReplicaError: the replica did not return.
 
         """
-        return replica.expect(scenario, lambda one: self.start(one, NO_DDP))
+        return await replica.expect(scenario, lambda one: self.observe(one, NO_DDP))
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""
@@ -203,66 +267,19 @@ class AttachedController:
             )
         return [living[rank * len(living) // world_size] for rank in range(world_size)]
 
-    def _gather(
-        self, number: int, chosen: list[Reached], scenario: Scenario, patience_s: float
-    ) -> tuple[dict[int, Observation], list[bool]]:
-        """Wait until every agent has answered or the controller has given it up."""
-        machine_time.resume()
-        self._until = started = machine_time.now()
-        due, end = started + scenario.deadline_s + _MARGIN_S, started + patience_s + MOST_LATE_S + _MARGIN_S + LOST_S
-        waiting = {agent.channel: agent for agent in chosen}
-        for rank, agent in enumerate(chosen):
-            agent.begin(rank)
-        observations: dict[int, Observation] = {}
-        ready: list[bool] = []
-
-        def give_up(agent: Reached, lost: str, fate: Ending) -> None:
-            agent.lost = lost
-            observations[agent.rank] = _last_heard(agent, fate)
-            del waiting[agent.channel]
-
-        while waiting:
-            ready_now = wait(list(waiting), BEAT_S)
-            for agent in [agent for channel, agent in waiting.items() if channel in ready_now]:
-                try:
-                    message = agent.channel.arrived()
-                except (EOFError, OSError, MessageError) as error:
-                    lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
-                    give_up(agent, lost, Ending("abandoned", detail=f"abandoned: the process that held it {lost}"))
-                    continue
-                if message is None:  # half of one
-                    continue
-                agent.heard_at = machine_time.now()
-                if isinstance(message, Beat) and message.number == number:
-                    agent.until = agent.heard_at + min(patience_s, message.left_s)
-                    agent.seen = message.last_seen or agent.seen
-                elif isinstance(message, Reply) and message.number == number:
-                    if message.observation.fate.kind == "returned":  # the others may just have heard from it
-                        agent.until = agent.heard_at + scenario.deadline_s
-                    observations[agent.rank] = replace(message.observation, rank=agent.rank)
-                    ready.append(message.ready)
-                    del waiting[agent.channel]
-                    hurry_s = _patience_s(message.observation)
-                    if hurry_s is not None and agent.rank not in scenario.doomed:
-                        for other in waiting.values():
-                            other.tell(Hurry(number, hurry_s))
-            machine_time.resume()
-            now = machine_time.now()
-            self._until = min(max(started, *(agent.until for agent in chosen if not agent.lost)), started + patience_s)
-            for agent in list(waiting.values()):
-                silent_s = now - agent.heard_at
-                where = agent.seen.phase or "an unknown phase"
-                if now > due and silent_s > _SILENCE_S:
-                    lost = f"has not been heard of for {silent_s:.0f} s"
-                    fate = Ending("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
-                    give_up(agent, lost, fate)
-                elif now > end:
-                    lost = f"is there and has not answered for {end - started:.0f} s"
-                    give_up(agent, lost, Ending("hung", detail=f"hung: its host {lost}; last seen in {where}"))
-        return observations, ready
+    async def _follow(self, agent: Reached, order: _Order) -> None:
+        """Wait until the agent has answered, or give it up."""
+        while agent.rank not in order.observations:
+            with trio.move_on_at(min(order.end, max(order.due, agent.heard_at + _SILENCE_S))) as waiting:
+                await trio.lowlevel.wait_readable(agent.channel)
+            if waiting.cancelled_caught:
+                order.give_up_silent(agent)
+            else:
+                order.take_message(agent)
+            self._until = order.until
 
     def _ping(self) -> None:
-        while not self._closed.wait(BEAT_S):
+        while not self._closed.wait(TURN_S):
             left_s = self._until - machine_time.now()
             for agent in self._agents:
                 if not agent.lost:

@@ -12,14 +12,6 @@ from conformance.recorder.flight_record import LastSeen
 from conformance.subjects.subject import Subject
 from conformance.workers.messages import Seat
 
-#: The controller sends a message at least this often, and so does an agent whose rank works ...
-BEAT_S = 0.25
-#: ... and a side that receives nothing for this long takes the other for lost: its host is down or the link is cut.
-LOST_S = 10.0
-#: How long who has joined waits for the others. They have 300 s to join, and then 300 s to import torch for their
-#: ranks; who takes longer ends, and its connection with it, so that only a cut link takes all this time.
-JOIN_TIMEOUT_S = 660.0
-
 
 class Challenge(Struct, frozen=True, tag=True):
     """Controller to a connection that nobody has vouched for yet: prove that you know the secret, about `nonce`."""

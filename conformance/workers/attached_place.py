@@ -22,17 +22,12 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from conformance.errors import ConformanceError
-from conformance.workers import machine_time
+from conformance.waiting import machine_time
+from conformance.waiting.limits import LOST_S, START_TIMEOUT_S, TURN_S
 from conformance.workers.attached_messages import Challenge, FromAgent, Proof, ToAgent
 from conformance.workers.channel import LIMIT_BYTES, Channel, MessageError, wait
 
-#: How long processes wait for each other at the start; a cluster may start them minutes apart.
-MEETING_TIMEOUT_S = 300.0
-#: How long a new connection may take to prove the secret, and the longest message that it may send before.
-_ANSWER_TIMEOUT_S = 10.0
 _MOST_BYTES_UNPROVED = 1024
-#: How often the door looks for those who are late.
-_LOOK_S = 0.5
 #: The environment variable that holds the secret; with `_FILE` after it, the one that holds the path of a file with it.
 SECRET = "DDP_CONFORMANCE_SECRET"
 _LEAST_SECRET_BYTES = 16
@@ -100,7 +95,7 @@ def meet(place: Place) -> Store:
     """Return the c10d store that all processes share; every process must call it."""
     os.environ.update(RANK=str(place.index), WORLD_SIZE=str(place.num_processes))  # as torchrun sets them
     store: Store
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_TIMEOUT_S)))
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_TIMEOUT_S)))
     return store
 
 
@@ -186,7 +181,7 @@ class Door:
     def admit(self, number: int) -> list[Channel]:
         """Return the channels of `number` agents; close those of others.
 
-        A stranger has `_ANSWER_TIMEOUT_S` seconds and `_MOST_BYTES_UNPROVED` bytes, and holds nobody up meanwhile.
+        A stranger has `LOST_S` seconds and `_MOST_BYTES_UNPROVED` bytes, and holds nobody up meanwhile.
 
         Raises:
             ConformanceError: an agent did not come in time.
@@ -194,24 +189,24 @@ class Door:
         """
         admitted: list[Channel] = []
         asked: dict[Channel, tuple[bytes, float]] = {}
-        end = machine_time.now() + MEETING_TIMEOUT_S
+        end = machine_time.now() + START_TIMEOUT_S
         while len(admitted) < number:
             now = machine_time.now()
             if now >= end:
                 raise ConformanceError(
-                    f"{number - len(admitted)} of {number} processes did not join within {MEETING_TIMEOUT_S:g} s, or"
+                    f"{number - len(admitted)} of {number} processes did not join within {START_TIMEOUT_S:g} s, or"
                     f" have another {SECRET}"
                 )
             for channel in [channel for channel, (_, deadline) in asked.items() if now >= deadline]:
                 del asked[channel]
                 channel.close()
-            ready = wait([self._socket, *asked], _LOOK_S)
+            ready = wait([self._socket, *asked], TURN_S)
             if self._socket in ready:
                 accepted, _ = self._socket.accept()
                 channel, nonce = Channel(accepted, FromAgent, _MOST_BYTES_UNPROVED), secrets.token_bytes(32)
                 with contextlib.suppress(OSError):
                     channel.send(Challenge(nonce), 0.0)
-                asked[channel] = nonce, now + _ANSWER_TIMEOUT_S
+                asked[channel] = nonce, now + LOST_S
             for channel in [channel for channel in asked if channel in ready]:
                 try:
                     if (proof := channel.arrived()) is None:
@@ -236,7 +231,7 @@ class Door:
             proof.mac, _mac(self._secret, b"agent", nonce, proof.nonce)
         ):
             raise MessageError("no proof of the secret")
-        channel.send(Proof(_mac(self._secret, b"controller", proof.nonce, nonce)), _ANSWER_TIMEOUT_S)
+        channel.send(Proof(_mac(self._secret, b"controller", proof.nonce, nonce)), LOST_S)
         channel.limit_bytes = LIMIT_BYTES
 
 
@@ -249,14 +244,14 @@ def knock(store: Store, secret: bytes) -> tuple[Channel, str]:
     """
     address, port = json.loads(store.get(_KEY))
     try:
-        joined = socket.create_connection((address, port), timeout=MEETING_TIMEOUT_S)
+        joined = socket.create_connection((address, port), timeout=START_TIMEOUT_S)
         own_address = str(joined.getsockname()[0])
         channel = Channel(joined, ToAgent)
-        challenge, nonce = channel.receive(MEETING_TIMEOUT_S), secrets.token_bytes(32)
+        challenge, nonce = channel.receive(START_TIMEOUT_S), secrets.token_bytes(32)
         if not isinstance(challenge, Challenge):
             raise MessageError("no challenge")
         channel.send(Proof(_mac(secret, b"agent", challenge.nonce, nonce), nonce))
-        proof = channel.receive(_ANSWER_TIMEOUT_S)
+        proof = channel.receive(LOST_S)
         if not isinstance(proof, Proof) or not hmac.compare_digest(
             proof.mac, _mac(secret, b"controller", nonce, challenge.nonce)
         ):

@@ -11,15 +11,12 @@ from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.surroundings.processes import is_stopped
 from conformance.waiting.kept_waiting import seconds_of
+from conformance.waiting.limits import LOOK_AGAIN_S, MOMENT_S
 from conformance.workers.forked import name_of_signal
 from conformance.workers.messages import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: How long ranks may take to write their stacks, and how much longer if they get no processor: less than an agent may
-#: be silent. They need a millisecond, once they are given one.
-_STACK_TIMEOUT_S = 1.0
 _STACK_MOST_TIMES = 4
-_STACK_POLL_S = 0.005
 _OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
 _READ_BYTES = 1 << 17
@@ -101,7 +98,7 @@ def _stack(seat: Seat) -> str:
 
 def _await_stacks(pids: Mapping[Seat, int]) -> None:
     """Wait until every rank has written a complete stack, or had the time to."""
-    for _ in seconds_of(pids.values(), _STACK_TIMEOUT_S, pause_s=_STACK_POLL_S, most_times=_STACK_MOST_TIMES):
+    for _ in seconds_of(pids.values(), MOMENT_S, pause_s=LOOK_AGAIN_S, most_times=_STACK_MOST_TIMES):
         if all(_is_whole(_text(seat.file("stack"))) for seat in pids):
             break
 

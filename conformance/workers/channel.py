@@ -16,12 +16,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from conformance.workers import machine_time
+from conformance.waiting import machine_time
+from conformance.waiting.limits import LOST_S
 
 #: The longest message: thousands of times what a rank observes, and little enough to hold in memory.
 LIMIT_BYTES = 1 << 28
-#: How long the other side may take to read what this one writes.
-SEND_TIMEOUT_S = 10.0
 
 _LENGTH = struct.Struct("=I")
 _CHUNK_BYTES = 1 << 20
@@ -71,7 +70,7 @@ class Channel:
         """Return the file descriptor, for `wait`."""
         return self._socket.fileno()
 
-    def send(self, message: object, timeout_s: float | None = SEND_TIMEOUT_S, handles: Sequence[int] = ()) -> None:
+    def send(self, message: object, timeout_s: float | None = LOST_S, handles: Sequence[int] = ()) -> None:
         """Send one message, and after it the file descriptors `handles`.
 
         Raises `OSError` when the other side is gone or, `TimeoutError`, has not read the message after `timeout_s`.

@@ -15,10 +15,10 @@ from conformance.observation import Facts, Observation
 from conformance.programs import replica
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
-from conformance.waiting.pending import Pending
-from conformance.workers import machine_time
+from conformance.waiting import loop
+from conformance.waiting.limits import CONNECT_TIMEOUT_S
 from conformance.workers.messages import NOTHING, Inspection, Seat
-from conformance.workers.pool import CONNECT_TIMEOUT_S, Pool
+from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 #: The world size, whether collectives are recorded, and whether each rank has an interpreter of its own.
@@ -78,53 +78,33 @@ class Controller:
         """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
         Returns at the latest when no rank has made progress for the scenario's deadline, not counting seconds in which
-        one could not for want of a processor or of memory; after five deadlines in any case, plus 10 s where a death
-        is not reported, 40 s where an answer trickles, and the time to explain a hang (on the first call, to start).
-        All this by the clock of `machine_time`. If anything failed, the next scenario gets new ranks.
+        one could not for want of a processor or of memory; after five deadlines in any case, plus 10 s where a death is
+        not reported, and the time to explain a hang (on the first call, to start). All this by the clock of
+        `machine_time`. If anything failed, the next scenario gets new ranks.
 
         Raises:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
-        return self.start(scenario, subject, fresh=fresh).wait()
+        return loop.run(self.observe, scenario, subject, fresh)
 
-    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
-        """Start to run the scenario; what `run` returns is there when the ranks have ended.
-
-        Until it has been taken, another scenario gets other ranks. With `fresh` the ranks have run nothing yet.
-
-        Raises:
-            ConformanceError: the zygote cannot start, for example because an import fails.
-
-        """
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        """Do what `run` does, from a coroutine. What is observed at the same time is so on other ranks."""
+        await self._zygote.ready()
         key = _key(scenario, subject)
-        pool = self._take(key, fresh=fresh)
+        pool = await self._take(key, fresh=fresh)
         try:
-            failed = pool.start()
+            failed = await pool.connect()
             if not failed:
                 pool.begin(scenario, subject, self._asked_for(scenario))
-        except BaseException:  # also an interrupt: a late answer must not count as the next scenario's
-            self._give_back(key, pool)
-            raise
-        if fresh:  # who asks for new ranks will again
-            self._fork_ahead(key[1])
-
-        def observations(seconds: float) -> Mapping[int, Observation] | None:
-            is_over = bool(failed)
-            try:
-                is_over = is_over or pool.is_over(seconds)
-                seen = (failed or pool.finish()) if is_over else None
-            except BaseException:
-                is_over = True
-                raise
-            finally:
-                if is_over:
-                    self._give_back(key, pool)
-            if is_over and not pool.reusable:
+            if fresh:  # who asks for new ranks will again
                 self._fork_ahead(key[1])
-            return seen
-
-        return Pending(observations)
+            observations = failed or await pool.finish()
+        finally:  # also where it is cancelled: a late answer must not count as the next scenario's
+            self._give_back(key, pool)
+        if not pool.reusable:
+            self._fork_ahead(key[1])
+        return observations
 
     def retire(self, scenario: Scenario, subject: Subject) -> None:
         """Let none of the ranks that could run `scenario` on the subject run another one, when they have ended theirs.
@@ -151,16 +131,14 @@ class Controller:
         asked, self._inspection = self._inspection, msgspec.structs.replace(self._inspection, debugged=-1)
         return asked
 
-    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
+    async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
         """Have it computed what ranks must observe in `scenario`: by a replica, where a device has to.
 
-        Until the facts have been taken, another scenario gets another replica.
-
-        Raises, when the facts are asked for:
+        Raises:
             ReplicaError: the replica did not return.
 
         """
-        return replica.expect(scenario, lambda one: self.start(one, NO_DDP))
+        return await replica.expect(scenario, lambda one: self.observe(one, NO_DDP))
 
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
@@ -198,8 +176,7 @@ class Controller:
             for pool in self._idle.pop(key):
                 pool.close()
 
-    def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
-        machine_time.resume()  # before the zygote is listened to: others' ranks may be on their way
+    async def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
         self._zygote.update()
         self._num_turns += 1
         self._last_turn[key] = self._num_turns
@@ -210,13 +187,11 @@ class Controller:
         self._keep(key, usable, of=[one for one in idle if one is not pool])
         if pool is None:
             self._forget_subjects_but(key[0])
-            pool = self._new_pool(key[1])
+            pool = await self._new_pool(key[1])
         self._busy[pool] = key
         return pool
 
     def _give_back(self, key: _PoolKey, pool: Pool) -> None:
-        if pool not in self._busy:  # closed meanwhile, with the zygote
-            return
         del self._busy[pool]
         idle = [*self._idle.pop(key, []), pool]
         self._keep(key, [one for one in idle if one.reusable][-_MOST_IDLE:], of=idle)
@@ -229,16 +204,21 @@ class Controller:
         if kept:
             self._idle[key] = kept
 
-    def _new_pool(self, kind: _Kind) -> Pool:
+    async def _new_pool(self, kind: _Kind) -> Pool:
         if (ahead := self._ahead.pop(kind, None)) is not None:
             if ahead.is_whole:
                 return ahead
             ahead.close()
         try:
             return self._fork_pool(kind)
-        except ZygoteGoneError:  # its pools died with it
-            self.close()
+        except ZygoteGoneError:  # its pools died with it; who waits for one that is busy finds out
+            self._forget(lambda key: True)
+            while self._ahead:
+                self._ahead.popitem()[1].close()
+            if self._zygote is not self._lent:
+                self._zygote.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload, self._environment)
+            await self._zygote.ready()
             return self._fork_pool(kind)
 
     def _fork_ahead(self, kind: _Kind) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-_PERIOD_S = 0.1
+from conformance.waiting.limits import LOOK_S
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def debugged_elsewhere(over: Path) -> Iterator[None]:
             yield
         except Exception:
             while not over.exists():
-                time.sleep(_PERIOD_S)
+                time.sleep(LOOK_S)
             raise
 
 

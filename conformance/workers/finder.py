@@ -24,13 +24,11 @@ from conformance.errors import BackendError, ConformanceError, SubjectError
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.subjects.subject import KNOWN, Subject, by_itself, get_subject, named
+from conformance.waiting.limits import IMPORT_TIMEOUT_S, START_TIMEOUT_S
 from conformance.workers.autopsy import death
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group
-from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
-
-#: How long an import may take; the largest take half a minute on a busy machine.
-IMPORT_TIMEOUT_S = 120.0
+from conformance.workers.interpreter import start_interpreter
 
 
 class Question(Struct, frozen=True):

@@ -12,9 +12,6 @@ from typing import IO, Any
 
 from conformance.workers.channel import Channel, pair
 
-#: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
-START_TIMEOUT_S = 300.0
-
 #: One thread per rank, because sums must not depend on the machine's cores; loopback; no variation between runs.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -9,22 +9,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import trio
 from msgspec.structs import replace as change
 
+from conformance.errors import present
 from conformance.observation import KEPT_ONCE, Ending, Observation, remembered
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.surroundings.processes import is_stopped
-from conformance.workers import machine_time
+from conformance.waiting.limits import CONNECT_TIMEOUT_S, START_TIMEOUT_S
+from conformance.workers.answers import NOBODY, Answers, Elsewhere
 from conformance.workers.autopsy import describe, tail
-from conformance.workers.hearing import Elsewhere, Hearing
-from conformance.workers.interpreter import START_TIMEOUT_S
 from conformance.workers.messages import NOTHING, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
-
-#: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
-CONNECT_TIMEOUT_S = 60.0
 
 
 class Pool:
@@ -38,9 +36,9 @@ class Pool:
         zygote: ZygoteProcess,
         seats: Iterable[Seat],
         start_timeout_s: float = CONNECT_TIMEOUT_S,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: Elsewhere = NOBODY,
     ) -> None:
-        """Fork the ranks; `start` waits until they make no progress for `time_to_start`. Raises `ZygoteGoneError`."""
+        """Fork the ranks; `connect` waits until they make no progress for `time_to_start`. Raises `ZygoteGoneError`."""
         self._zygote = zygote
         self._elsewhere = elsewhere
         number, self._directory = zygote.new_pool()
@@ -51,6 +49,7 @@ class Pool:
         self._started = self._reusable = self._is_retired = False
         self._number = 0
         self._after: tuple[str, ...] = ()
+        self._answers: Answers | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -62,16 +61,16 @@ class Pool:
         """Whether every rank lives, as far as the zygote has reported."""
         return not self._zygote.gone and all(self._zygote.exit_status(seat) is None for seat in self._seats.values())
 
-    def start(self) -> dict[int, Observation]:
+    async def connect(self) -> dict[int, Observation]:
         """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
 
         Later calls return at once.
         """
         if self._started:
             return {}
-        self._hearing = self._hear(self._start_timeout_s)
-        self._hearing.listen()
-        messages, observations = self._hearing.messages, self._hearing.others()
+        answers = self._expect_answers(self._start_timeout_s)
+        await answers.arrive()
+        messages, observations = answers.messages, answers.others()
         for rank, message in messages.items():
             if isinstance(message, Ready) and message.error is not None:
                 fate = Ending("raised", detail=f"raised {message.error}")
@@ -84,42 +83,41 @@ class Pool:
 
     def begin(self, scenario: Scenario, subject: Subject, inspection: Inspection = NOTHING) -> None:
         """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
-        self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
-        machine_time.resume()  # what was before is no part of this scenario
-        self._begun, self._begun_at = scenario, machine_time.now()
+        self._reusable = False  # until the checks of `finish` pass; also if that call is cancelled or never comes
+        self._begun, self._begun_at = scenario, trio.current_time()
         self._number += 1
         job = Job(self._number, scenario.to_json(), subject, inspection)
         for channel in self._channels:
-            with contextlib.suppress(OSError):  # the rank has just died; `Hearing` finds out how
+            with contextlib.suppress(OSError):  # the rank has just died; `Answers` finds out how
                 channel.send(job)
-        self._hearing = self._hear(scenario.deadline_s, scenario.doomed)
+        self._expect_answers(scenario.deadline_s, scenario.doomed)
 
-    def is_over(self, seconds: float) -> bool:
-        """Wait until the ranks have answered, or for so many seconds; return whether `finish` can tell."""
-        return self._hearing.listen(seconds)
-
-    def last_seen(self) -> tuple[list[LastSeen], float]:
-        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
-        return self._hearing.last_seen()
-
-    def retire(self) -> None:
-        """Let no further scenario run here: something may have been left behind that nobody can see."""
-        self._is_retired = True
-
-    def finish(self) -> dict[int, Observation]:
+    async def finish(self) -> dict[int, Observation]:
         """Wait for the scenario that `begin` has started and return an observation for every rank."""
-        scenario = self._begun
-        self._hearing.listen()
-        messages, observations = self._hearing.messages, self._hearing.others()
-        elapsed_ns = max(0, int((self._hearing.ended_at - self._begun_at) * 1e9))
-        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
+        scenario, answers = self._begun, present(self._answers)
+        await answers.arrive()
+        elapsed_ns = max(0, int((trio.current_time() - self._begun_at) * 1e9))
+        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in answers.others().items()}
         everybody_answered = not observations
-        for rank, message in messages.items():
+        for rank, message in answers.messages.items():
             if isinstance(message, Answer):
                 observations[rank] = replace(message.observation, stderr=tail(self._seats[rank]))
         self._reusable = everybody_answered and nothing_left_behind(observations, scenario.recorded)
         after, self._after = self._after, remembered(self._after, scenario.id)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
+
+    def last_seen(self) -> tuple[list[LastSeen], float]:
+        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
+        return present(self._answers).last_seen()
+
+    def hurry(self) -> None:
+        """Take into account that a rank elsewhere has failed."""
+        if self._answers is not None:
+            self._answers.changed()
+
+    def retire(self) -> None:
+        """Let no further scenario run here: something may have been left behind that nobody can see."""
+        self._is_retired = True
 
     @property
     def reusable(self) -> bool:
@@ -144,8 +142,8 @@ class Pool:
             channel.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _hear(self, deadline_s: float, doomed: frozenset[int] = frozenset()) -> Hearing:
-        return Hearing(
+    def _expect_answers(self, deadline_s: float, doomed: frozenset[int] = frozenset()) -> Answers:
+        answers = Answers(
             self._zygote,
             tuple(self._seats.values()),
             self._pids,
@@ -155,6 +153,8 @@ class Pool:
             doomed=doomed,
             elsewhere=self._elsewhere,
         )
+        self._answers = answers
+        return answers
 
 
 def time_to_start(connect_timeout_s: float = CONNECT_TIMEOUT_S, *, apart: bool) -> float:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from conformance.waiting.limits import CONNECT_TIMEOUT_S
 from conformance.workers.channel import Channel, wait
 from conformance.workers.forked import (
     die_with,
@@ -48,8 +49,6 @@ from conformance.workers.messages import (
 )
 from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
-#: The controller sends the ranks' connections right after the order to fork; the zygote is of no use without them.
-_HANDLES_TIMEOUT_S = 60.0
 #: After so many forks memory is gathered: what that takes is earned back by as many more. A branch makes many.
 _FORKS_UNTIL_GATHERED = 32
 
@@ -112,7 +111,7 @@ class Nursery:
             os.waitpid(pid, 0)
 
     def _fork_pool(self, seats: tuple[Seat, ...]) -> None:
-        handles = self._channel.receive_handles(len(seats), _HANDLES_TIMEOUT_S)
+        handles = self._channel.receive_handles(len(seats), CONNECT_TIMEOUT_S)
         pids = []
         self._count_forks(len(seats))
         for seat, handle in zip(seats, handles, strict=True):

@@ -20,12 +20,15 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import IO, Protocol
 
+import trio
+
 from conformance.errors import ConformanceError
 from conformance.surroundings.processes import is_stopped
-from conformance.workers import machine_time
+from conformance.waiting import loop, machine_time
+from conformance.waiting.limits import MOMENT_S, SHORT_DEADLINE_S, START_TIMEOUT_S
 from conformance.workers.channel import Channel, MessageError, pair
 from conformance.workers.forked import MARKER, ForeignProcess, kill_heirs, name_of_signal, signal_group
-from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
+from conformance.workers.interpreter import start_interpreter
 from conformance.workers.listener import connect
 from conformance.workers.messages import (
     Ended,
@@ -49,10 +52,6 @@ _PREFIX = "ddp-conformance-"
 #: Locked by whoever a private directory belongs to.
 _OWNER = "owner"
 _OUTPUT = "zygote.output"
-
-_CLOSE_TIMEOUT_S = 5.0
-#: A process whose connection is closed, because it dies, can be waited for this soon.
-_END_TIMEOUT_S = 1.0
 
 
 class ZygoteGoneError(ConformanceError):
@@ -79,7 +78,7 @@ class ZygoteProcess:
     def __init__(
         self, work_dir: Path | None, preload: tuple[str, ...], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start the zygote and return at once; the first `new_pool` waits until it has imported everything.
+        """Start the zygote and return at once; it forks ranks when it is `ready`.
 
         `environment` overrides the usual environment variables of ranks.
         """
@@ -113,6 +112,8 @@ class ZygoteProcess:
         self._ended: dict[tuple[int, int], int] = {}
         self._pool_numbers = itertools.count()
         self._forked: dict[int, Forked] = {}
+        self._awaiting = trio.lowlevel.ParkingLot()  # who waits for a report that another one reads
+        self._reading: trio.CancelScope | None = None  # of that one
 
     def here(self) -> AbstractContextManager[ZygoteProcess]:
         """Return this zygote, which stays open; in a process that was forked since then one of its own, to be closed.
@@ -142,13 +143,7 @@ class ZygoteProcess:
             self._imports += 1
 
     def new_pool(self) -> tuple[int, Path]:
-        """Return the number and the directory of a new pool, once the zygote has imported everything.
-
-        Raises:
-            ConformanceError: the zygote could not import everything.
-
-        """
-        self.await_ready()
+        """Return the number and the directory of a new pool; the zygote must be `ready`."""
         number = next(self._pool_numbers)
         directory = self.directory / f"pool{number}"
         directory.mkdir()
@@ -200,14 +195,22 @@ class ZygoteProcess:
         return self._process.pid
 
     @property
-    def sources(self) -> tuple[Channel, ...]:
-        """The channels to wait on besides the ranks'; when one is readable, call `update`."""
-        return () if self.gone else (self._channel,)
-
-    @property
     def is_stopped(self) -> bool:
         """Whether a signal has stopped the zygote, which then neither forks nor reports deaths."""
         return not self.gone and is_stopped(self._process.pid)
+
+    async def reports(self) -> None:
+        """Wait until the zygote has reported something, or has ended."""
+        if self._reading is not None:
+            await self._awaiting.park()
+            return
+        try:
+            with trio.CancelScope() as self._reading, contextlib.suppress(trio.ClosedResourceError):
+                await trio.lowlevel.wait_readable(self._channel)
+        finally:
+            self._reading = None
+            self._awaiting.unpark_all()
+        self.update()
 
     def update(self) -> None:
         """Record everything that the zygote has reported so far, including its own end. Does not wait."""
@@ -229,10 +232,12 @@ class ZygoteProcess:
         self.update()
         if not self.gone and (self._imports or self.is_stopped):
             self._kill()  # it would notice the closed connection only after its imports, or never
+        with contextlib.suppress(RuntimeError):  # no loop runs in which somebody could wait for it
+            trio.lowlevel.notify_closing(self._channel)
         self._channel.close()
         self.gone = True
         try:
-            self._process.wait(_CLOSE_TIMEOUT_S)
+            self._process.wait(SHORT_DEADLINE_S)
         except subprocess.TimeoutExpired:
             self._kill()
         kill_heirs(self.directory)  # a zygote that was killed has left them
@@ -241,18 +246,20 @@ class ZygoteProcess:
             self._lock.close()
 
     def await_ready(self) -> None:
+        """Do what `ready` does, where no loop runs."""
+        loop.run(self.ready)
+
+    async def ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
-        deadline = machine_time.now() + START_TIMEOUT_S
-        while self._imports and not self._failure:
-            try:
-                self._record(self._channel.receive(deadline - machine_time.now()))
-            except TimeoutError:
-                stopped = ": a signal has stopped it" if self.is_stopped else ""
-                self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
-            except (EOFError, OSError, MessageError):
-                self.gone = True
-                output = (self.directory / _OUTPUT).read_text(errors="replace")
-                self._failure = f"the ranks' zygote died while it was starting:\n{output}"
+        with trio.move_on_after(START_TIMEOUT_S) as waiting:
+            while self._imports and not self._failure and not self.gone:
+                await self.reports()
+        if waiting.cancelled_caught:
+            stopped = ": a signal has stopped it" if self.is_stopped else ""
+            self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
+        if self.gone and self._imports and not self._failure:
+            output = (self.directory / _OUTPUT).read_text(errors="replace")
+            self._failure = f"the ranks' zygote died while it was starting:\n{output}"
         if self._failure:
             raise ConformanceError(self._failure)
 
@@ -266,6 +273,9 @@ class ZygoteProcess:
                 self._imports -= 1
                 if error:
                     self._failure = f"the ranks' zygote could not import what ranks need:\n{error}"
+        self._awaiting.unpark_all()
+        if self._reading is not None:
+            self._reading.cancel()
 
     def _lose(self, error: Exception) -> None:
         """Note that the zygote is of no use any more; it may still be there, stopped for example."""
@@ -274,7 +284,7 @@ class ZygoteProcess:
         self.gone = True
         if isinstance(error, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, and has closed its connection
-                status = self._process.wait(_END_TIMEOUT_S)
+                status = self._process.wait(MOMENT_S)
                 self.end = "" if status is None else _described(status)
         if not self._imports and self._process.poll() is None:
             why = (

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from conformance.waiting.kept_waiting import LATE_S
+from conformance.waiting.limits import LATE_S, TURN_S
 
 Found = TypeVar("Found")
 
-#: How long at most a wait goes on before the clock is looked at again.
-TURN_S = 0.25
 #: So many stops are known one by one. Of a moment before them all only one thing matters, that it is long ago.
 _MOST_STOPS = 1000
 
@@ -45,12 +43,29 @@ def moment(monotonic_s: float) -> float:
 
 
 def resume() -> None:
-    """Do not count the time since any thread of this process last listened, if that is long.
+    """Do not count the time since any thread of this process last listened, or was to, if that is long.
 
-    Call it where a deadline may be found to have passed that nobody has listened until.
+    Call it where a deadline may be found to have passed that nobody has listened until. Several threads may meet the
+    same stop.
     """
+    global _earlier_s, _listened_at
     with _lock:
-        _note(_listened_at)
+        start = max(_listened_at, _stops[-1][1]) if _stops else _listened_at
+        _listened_at = woke = time.monotonic()
+        if woke - start > LATE_S:
+            _stops.append((start, woke))
+        if len(_stops) > _MOST_STOPS:
+            start, end = _stops.pop(0)
+            _earlier_s += end - start
+
+
+def sleeps(seconds: float) -> float:
+    """Return for how long to sleep who wants to sleep for so many seconds: the clock is looked at again after that."""
+    global _listened_at
+    turn_s = max(0.0, min(TURN_S, seconds))
+    with _lock:
+        _listened_at = time.monotonic() + turn_s
+    return turn_s
 
 
 def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> Found:
@@ -63,27 +78,7 @@ def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> 
         return look(None)
     until = now() + timeout_s
     while True:
-        turn_s = max(0.0, min(TURN_S, until - now()))
-        due = time.monotonic() + turn_s
-        found = look(turn_s)
-        _woke(due)
+        found = look(sleeps(until - now()))
+        resume()
         if found or now() >= until:
             return found
-
-
-def _woke(due: float) -> None:
-    """Note that a thread that wanted to be woken at `due` is awake; several threads may meet the same stop."""
-    with _lock:
-        _note(due)
-
-
-def _note(due: float) -> None:
-    """Note that a thread listens which wanted to at `due`; who calls it holds `_lock`."""
-    global _earlier_s, _listened_at
-    _listened_at = woke = time.monotonic()
-    start = max(due, _stops[-1][1]) if _stops else due
-    if woke - start > LATE_S:
-        _stops.append((start, woke))
-    if len(_stops) > _MOST_STOPS:
-        start, end = _stops.pop(0)
-        _earlier_s += end - start

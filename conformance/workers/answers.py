@@ -1,0 +1,205 @@
+"""`Answers`: what the ranks of a pool answer to one job, and what is known of those that do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import trio
+
+from conformance.observation import Ending, Observation, Raised
+from conformance.recorder.flight_record import LastSeen, read_flight
+from conformance.waiting.limits import DEATH_GRACE_S, LOST_S, RAISE_GRACE_S
+from conformance.workers.autopsy import death, describe, examine_living
+from conformance.workers.channel import Channel, MessageError
+from conformance.workers.deadline import Deadline
+from conformance.workers.messages import Answer, FromRank, Ready, Seat
+from conformance.workers.zygote_process import ZygoteProcess
+
+
+class Elsewhere:
+    """What is known of ranks on other hosts; of this class: there are none."""
+
+    #: For how long to wait for the ranks here, given how those on other hosts ended.
+    patience_s = math.inf
+
+    def until(self, own: float) -> float:
+        """Return until when the ranks here are waited for that alone would be waited for until `own`."""
+        return own
+
+
+NOBODY = Elsewhere()
+
+
+class Answers:
+    """One message of each rank; `messages` are those that came, `strange` what is known of other ranks.
+
+    The wait for them ends when no rank has made progress for `deadline_s` seconds, see `Deadline`. It ends earlier when
+    a rank has died or failed, because the others may then wait for it for ever.
+    """
+
+    def __init__(
+        self,
+        zygote: ZygoteProcess,
+        seats: Sequence[Seat],
+        pids: Sequence[int],
+        channels: Sequence[Channel],
+        *,
+        number: int,
+        deadline_s: float,
+        doomed: Collection[int] = (),
+        elsewhere: Elsewhere = NOBODY,
+    ) -> None:
+        """Expect what the ranks on `seats` answer to job `number` (0: that they are ready).
+
+        The death of a `doomed` rank is part of the job: the others have as much time as before. So they may have
+        because of ranks that are `elsewhere`.
+        """
+        self.messages: dict[int, FromRank] = {}
+        self.strange: dict[int, Observation] = {}
+        self._zygote = zygote
+        self._seats = seats
+        self._pids = pids
+        self._listening = dict(zip(channels, seats, strict=True))
+        self._number = number
+        self._doomed = doomed
+        self._elsewhere = elsewhere
+        self._flights = [seat.file("flight") for seat in seats]
+        self._deadline = Deadline(deadline_s, pids, self._flights, elsewhere.until)
+        self._unexplained_until = -math.inf  # until when the death of a rank may be reported that has hung up
+        self._all_known = trio.Event()
+
+    async def arrive(self) -> None:
+        """Return when the wait is over."""
+        async with trio.open_nursery() as nursery:
+            for channel in self._listening:
+                nursery.start_soon(self._take, channel)
+            nursery.start_soon(self._follow_zygote)
+            nursery.start_soon(self._expire)
+            self.changed()
+            await self._all_known.wait()
+            nursery.cancel_scope.cancel()
+
+    def changed(self) -> None:
+        """Take into account how a rank has ended, here or elsewhere."""
+        heard = [*self.messages, *self.strange]
+        if len(heard) + len(self._dead(heard)) >= len(self._seats):
+            self._all_known.set()
+        self._deadline.cut_to(min(self._patience(), self._elsewhere.patience_s))
+
+    def last_seen(self) -> tuple[list[LastSeen], float]:
+        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
+        seen = list(map(read_flight, self._flights))
+        return seen, self._deadline.given(seen) - trio.current_time()
+
+    async def _take(self, channel: Channel) -> None:
+        """Take the message of a rank, or note that there will be none."""
+        rank, message = self._listening[channel].rank, None
+        try:
+            while message is None:
+                await trio.lowlevel.wait_readable(channel)
+                message = answer(channel, rank, self._number)
+                self._deadline.note_progress()
+        except (EOFError, OSError):
+            self._unexplained_until = trio.current_time() + LOST_S
+        except MessageError as error:
+            self.strange[rank] = not_an_answer(self._seats[rank], error)
+        else:
+            self.messages[rank] = message
+        del self._listening[channel]
+        self.changed()
+
+    async def _follow_zygote(self) -> None:
+        while not self._zygote.gone:
+            await self._zygote.reports()
+            self.changed()
+
+    async def _expire(self) -> None:
+        await self._deadline.passes(lambda at: max(at, self._unexplained_until) if self._one_hung_up() else at)
+        self._all_known.set()
+
+    def others(self) -> dict[int, Observation]:
+        """Return, when the wait is over, observations of the ranks that sent nothing, and of what is no message."""
+        kind = "hung" if math.isinf(self._deadline.patience_s) else "abandoned"
+        heard = [*self.messages, *self.strange]
+        dead = self._dead(heard)
+        observations = {seat.rank: describe(seat, fate) for seat, fate in dead.items()}
+        living = {
+            seat: pid
+            for seat, pid in zip(self._seats, self._pids, strict=True)
+            if seat.rank not in heard and seat not in dead
+        }
+        half = {seat.rank for channel, seat in self._listening.items() if channel.half_a_message}
+        deaf = {seat.rank for seat in living if seat not in self._listening.values()}
+        examined = examine_living(self._zygote, living, kind, half, deaf) if living else {}
+        return self.strange | observations | examined
+
+    def _dead(self, heard: Collection[int]) -> dict[Seat, Ending]:
+        """Return the ranks that have died without an answer; a rank with an unread message is not among them."""
+        unread = {seat.rank for channel, seat in self._listening.items() if channel.readable()}
+        silent = [seat for seat in self._seats if seat.rank not in heard and seat.rank not in unread]
+        dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
+        if self._zygote.gone:  # the zygote would have reported how they ended
+            dead |= {seat: lost(self._zygote.end) for seat in silent if seat not in self._listening.values()}
+        return dead
+
+    def _one_hung_up(self) -> bool:
+        """Whether a rank has closed its connection without an answer, and nobody has reported its death yet."""
+        heard = [*self.messages, *self.strange]
+        known = {*heard, *(seat.rank for seat in (*self._dead(heard), *self._listening.values())), *self._doomed}
+        return any(seat.rank not in known for seat in self._seats)
+
+    def _patience(self) -> float:
+        """Return how many seconds to wait for the remaining ranks, given how the others ended."""
+        heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
+        if self._zygote.gone:  # all its ranks are killed, too, and end as soon as each gets a processor
+            return LOST_S
+        if any(seat.rank not in self._doomed for seat in self._dead(heard)):
+            return DEATH_GRACE_S
+        if self._one_hung_up():
+            return LOST_S
+        return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
+
+
+#: Stands in the fate of a rank whose zygote ended.
+LOST = "the process that forks ranks"
+
+
+def lost(how: str = "") -> Ending:
+    """Return the fate of a rank whose zygote ended, in the way `how` if that is known: the harness ends none so."""
+    if not how:
+        return Ending("abandoned", detail=f"abandoned: {LOST} ended first")
+    by = "nobody of the harness did that, perhaps the subject or the kernel"
+    return Ending("abandoned", detail=f"abandoned: {LOST} {how}; {by}")
+
+
+def answer(channel: Channel, rank: int, number: int) -> FromRank | None:
+    """Return the rank's message about job `number` (0: that it is ready), None if not all of it is here.
+
+    Raises as `Channel.arrived` does, also `MessageError` for an answer that was not asked for: the subject runs in the
+    rank's process and may write into its connection.
+    """
+    message: FromRank | None = channel.arrived()
+    match message:
+        case Answer(given, observation) if (given, observation.rank) != (number, rank):
+            raise MessageError(f"an answer of rank {observation.rank} to job {given}")
+        case Ready() if number:
+            raise MessageError("a second notice that it is ready")
+        case Answer() if not number:
+            raise MessageError("an answer before any job")
+    return message
+
+
+def not_an_answer(seat: Seat, error: MessageError) -> Observation:
+    """Return an observation of a rank that sent what no rank sends."""
+    text = f"something in this rank's process wrote into its connection to the harness: {error}"
+    raised = Raised(type(error).__name__, (type(error).__name__,), text)
+    return replace(describe(seat, Ending("raised", detail=f"raised {raised}")), raised=raised)
+
+
+def _failed(message: FromRank | Observation) -> bool:
+    """Whether the message says that the rank has raised and takes no further part."""
+    if isinstance(message, Ready):
+        return message.error is not None
+    return (message.observation if isinstance(message, Answer) else message).raised is not None

@@ -1,0 +1,98 @@
+"""`Deadline`: until when ranks are waited for, given their progress and the time without a processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import trio
+
+from conformance.observation import IMPORT
+from conformance.recorder.flight_record import LastSeen, read_flight
+from conformance.waiting import machine_time
+from conformance.waiting.kept_waiting import KeptWaiting
+from conformance.waiting.limits import LOOK_AGAIN_S
+
+#: As long as some rank enters a phase, issues a collective or sends a part of its answer now and then, or could go on
+#: if it had a processor, ranks may take this many deadlines, because the machine may be slow.
+MOST_DEADLINES = 5
+#: The same where a rank has failed, and the others have little time.
+_MOST_GRACES = 20
+
+
+class Deadline:
+    """It passes when no rank has made progress for so many seconds.
+
+    Those in which one was ready to go on and got no processor do not count, nor those in which one imports the subject:
+    an import, which a process has one of, reads files or compiles, and shows no progress. All this has an end, since a
+    rank may write into its flight record for ever, or compute.
+    """
+
+    def __init__(
+        self,
+        silence_s: float,
+        pids: Sequence[int],
+        flights: Sequence[str],
+        others: Callable[[float], float] = lambda own: own,
+    ) -> None:
+        """Begin to wait for the ranks with these process ids and flight records, at most for `MOST_DEADLINES`.
+
+        As long as no rank has failed, `others` says until when to wait for ranks that alone would have until `own`.
+        """
+        self.patience_s = math.inf  #: of the failure that leaves the ranks the least time; infinite if none has failed
+        self._pids, self._flights, self._others = pids, flights, others
+        self._silence_s, self._end = silence_s, math.inf
+        self._sleep = trio.CancelScope()
+        self._begin(silence_s, MOST_DEADLINES)
+
+    def _begin(self, silence_s: float, most: int) -> None:
+        self._since = _now()
+        self._answered_at = -math.inf
+        self._silence_s = min(silence_s, self._silence_s)
+        self._end = min(max(self._end, self._since + self._silence_s), self._since + most * self._silence_s)
+        self._kept_waiting = KeptWaiting(self._pids)
+
+    def cut_to(self, patience_s: float) -> None:
+        """Wait from now on for `patience_s` seconds, if that is shorter, because a rank has failed.
+
+        The wait ends after 20 times that, whatever the others do.
+        """
+        if patience_s < self.patience_s:
+            self.patience_s = patience_s
+            self._begin(patience_s, _MOST_GRACES)
+            self._sleep.deadline = min(self._sleep.deadline, self.until())
+
+    def note_progress(self) -> None:
+        """Note that more of an answer has arrived: a rank with a long one waits for its reader."""
+        self._answered_at = _now()
+
+    async def passes(self, until: Callable[[float], float] = lambda own: own) -> None:
+        """Return when it has passed; `until` may put off the moment that it is called with."""
+        at = self._since + self._silence_s
+        while at > _now():
+            with trio.CancelScope(deadline=at) as self._sleep:
+                await trio.sleep_forever()
+            at = until(self.until())
+
+    def until(self) -> float:
+        """Return the moment, as of now, by the clock of `machine_time`."""
+        own = self.given([read_flight(path) for path in self._flights])
+        return self._others(own) if math.isinf(self.patience_s) else own
+
+    def given(self, seen: Sequence[LastSeen]) -> float:
+        """Return it, for who has read the flight records and knows of no ranks but these."""
+        if math.isinf(self.patience_s) and any(one.phase == IMPORT for one in seen):
+            return self._end  # where a rank has failed, nobody needs what the others import
+        alive_at = machine_time.moment(max(one.alive_at for one in seen))  # long ago if no rank has made progress
+        progress, now = max(self._since, self._answered_at, alive_at), _now()
+        # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
+        kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
+        until = progress + kept_waiting_s + self._silence_s
+        if until <= now < self._end and self._kept_waiting.goes_on():
+            until = now + LOOK_AGAIN_S
+        return min(until, self._end)
+
+
+def _now() -> float:
+    machine_time.resume()  # who asks listens
+    return machine_time.now()
