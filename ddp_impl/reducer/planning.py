@@ -141,8 +141,7 @@ class DeviceTimes(Observer):
 
     def __init__(self, device: torch.device) -> None:
         """Begin with nothing noted."""
-        self._device = device
-        self._begin = self._now()
+        self._device, self._begin = device, torch.Event(device, enable_timing=True)
         self._at: dict[int, torch.Event] = {}
 
     def backward_begins(self, *, is_first: bool) -> None:
