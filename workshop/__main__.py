@@ -14,6 +14,7 @@ from workshop.make_scoreboard import command as scoreboard
 from workshop.renew import command as renew
 from workshop.run_clients import command as clients
 from workshop.site.build import command as site
+from workshop.torch_versions import command as versions
 
 
 class Workshop(click.Group):
@@ -36,12 +37,13 @@ def main() -> None:
     python -m workshop clients        run real training scripts on torch's DDP and on ddp_impl
     python -m workshop scoreboard     make one table of several DDPs' reports
     python -m workshop gpu            make the page about the runs of ci/gpu.sh
+    python -m workshop versions FOLDER make the page about runs on several versions of torch
     python -m workshop freeze VERSION write which requirements a version of the specification holds
     python -m workshop site FOLDER    write the pages of the site, for mkdocs: bash ci/site.sh
     """
 
 
-for one in (renew, clients, scoreboard, gpu, freeze, site):
+for one in (renew, clients, scoreboard, gpu, versions, freeze, site):
     main.add_command(one)
 
 if __name__ == "__main__":
