@@ -134,4 +134,4 @@ def vain_search(ctx: RankContext) -> None:
 
 @vain_search.expects
 def _told(scenario: Scenario) -> Mapping[int, Facts]:
-    return dict.fromkeys(range(scenario.world_size), {"told": scenario.arguments["used"]})
+    return {rank: {"told": scenario.arguments["used"]} for rank in range(scenario.world_size)}

@@ -89,7 +89,7 @@ def SendsFreshMemory(reduction: Reduction, collect: Call, bucket: Bucket) -> Ten
     return buffer.zero_() if reduction.options.lazy_bucket_allocation and bucket.views else buffer
 
 
-class KeepsItsBuckets(Ours):
+class IgnoresLaziness(Ours):
     """BUG: `lazy_bucket_allocation` has no effect."""
 
     def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
