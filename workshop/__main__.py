@@ -12,6 +12,7 @@ from workshop.freeze import command as freeze
 from workshop.make_scoreboard import command as scoreboard
 from workshop.renew import command as renew
 from workshop.site.build import command as site
+from workshop.torch_versions import command as versions
 
 
 class Workshop(click.Group):
@@ -32,12 +33,13 @@ def main() -> None:
     \b
     python -m workshop renew          rewrite the generated pages of this checkout
     python -m workshop scoreboard     make one table of several DDPs' reports
+    python -m workshop versions FOLDER make the page about runs on several versions of torch
     python -m workshop freeze VERSION write which requirements a version of the specification holds
     python -m workshop site FOLDER    write the pages of the site, for mkdocs: bash ci/site.sh
     """
 
 
-for one in (renew, scoreboard, freeze, site):
+for one in (renew, scoreboard, versions, freeze, site):
     main.add_command(one)
 
 if __name__ == "__main__":

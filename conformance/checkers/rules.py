@@ -200,7 +200,7 @@ def _never_divided(case: WrongValue) -> str:
 
 
 def _conjugated(case: WrongValue) -> str:
-    if not case.wanted.is_complex() or not same(case.wanted.conj(), case.came):
+    if not case.wanted.is_complex() or not same(wide(case.wanted).conj(), case.came):
         return ""
     return "the complex conjugate of what was expected"
 

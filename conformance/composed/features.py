@@ -76,6 +76,8 @@ def features(scenario: Scenario) -> frozenset[str]:
     found |= {f"precision {training.precision}"} if training.precision else set()
     found |= {f"optimizer {training.optimizer}"} if training.optimizer else set()
     found |= {f"nested {training.nested}"} if training.nested else set()
+    found |= {f"finalizes {training.finalizes}"} if training.finalizes else set()
+    found |= {"lazy buckets"} if scenario.options.get("lazy_bucket_allocation") else set()
     found |= set(_company(training))
     for block in training.blocks:
         found |= {f"block {block.kind}", f"runs {block.when}"}

@@ -109,6 +109,26 @@ def draw(
     raise AssertionError(f"the grammar drew nothing with {must} that can be judged")
 
 
+#: What a loop does that finalizes by hand: each of its synchronised backwards leaves gradients to it.
+_MAY_FINALIZE = {"forward", "backward", "no_sync", "zero_grad", "step", "mode", "gradients", "hook", "join", "load"}
+
+
+def with_newer_options(scenario: Scenario) -> Scenario:
+    """Return the composed `scenario` with lazy buckets, and finalized by hand where each of its backwards can be."""
+    training = Training.of(scenario)
+    kinds = {action.kind for action in training.actions}
+    plain = not (training.idle or training.in_company or training.is_handled or refusal(training, scenario.options))
+    needs = {*scenario.needs, "lazy_bucket_allocation"}
+    if (
+        plain
+        and kinds <= _MAY_FINALIZE
+        and not {"backward:apart", "backward:reversed", "backward:twice"} & {str(action) for action in training.actions}
+    ):
+        training, needs = replace(training, finalizes="by_hand"), {*needs, "manual_finalization"}
+    options = {**scenario.options, "lazy_bucket_allocation": True}
+    return renamed(scenario.replace(options=options, arguments=training.to_json(), needs=tuple(sorted(needs))))
+
+
 def _can_be_judged(scenario: Scenario) -> bool:
     training = Training.of(scenario)
     is_exact = not training.precision or may_be_in_halves([scenario.world_size])

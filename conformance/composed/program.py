@@ -133,6 +133,8 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     elif training.comm_hook == "wider":
         model.register_comm_hook(None, mean_in_wider_numbers)
     numerics.after_wrapping(training, model)
+    if training.finalizes:
+        ctx.finalize_by_hand(model)
     wrapped: nn.Module = model
     return wrapped
 

@@ -85,6 +85,8 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         yield replace(training, precision="")
     if training.optimizer:
         yield replace(training, optimizer="")
+    if training.finalizes:
+        yield replace(training, finalizes="")
     if training.nested:
         yield replace(training, nested="")
     if training.output != "tensor":

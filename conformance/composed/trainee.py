@@ -246,6 +246,8 @@ class Trainee:
         self._exchanges.at("before_backward")
         with self._phase("backward"):
             self._around.backward(partial(loss.backward, retain_graph=retain_graph))
+            if synchronised and self._training.finalizes:
+                self.model.finalize_backward()
         self._exchanges.at("after_backward")
         self._has_synchronised |= synchronised
 

@@ -45,6 +45,8 @@ WITHIN_BACKWARD = ("backward", "both", "tensor_hook")
 TURNS = ("", "apart", "apart_local")
 #: In which order a rank runs the blocks: that in which they are listed, or one of its own.
 ORDERS = ("", "own")
+#: Who makes gradients final: backward, or the loop after each synchronised one.
+FINALIZES = ("", "by_hand")
 #: Of how many elements: one, those of a weight, and those of a first layer and a block, each of which may be a bucket.
 SIZES = (1, 4, 12)
 
@@ -88,7 +90,7 @@ HANDLING: Mapping[str, tuple[str, ...]] = {
 NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
-_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order")
+_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -191,7 +193,7 @@ class Training:
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`), and each rank may run
     the blocks in an `order` of its own. `precision` says what is in half precision, `optimizer` what steps within
-    backward. `nested` says whether a block is wrapped by itself.
+    backward. `nested` says whether a block is wrapped by itself, `finalizes` who makes gradients final.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -207,6 +209,7 @@ class Training:
     optimizer: str = ""
     nested: str = ""
     order: str = ""
+    finalizes: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
@@ -218,6 +221,7 @@ class Training:
         _check("optimizer", self.optimizer, OPTIMIZERS)
         _check("nested", self.nested, NESTED)
         _check("order", self.order, ORDERS)
+        _check("finalizes", self.finalizes, FINALIZES)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 

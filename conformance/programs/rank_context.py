@@ -123,6 +123,12 @@ class RankContext:
         """
         return present(self._lone_rank)(folder, lives)
 
+    def finalize_by_hand(self, model: Any) -> None:
+        """Have `finalize_backward()` make backwards of `model` final; does not apply to a DDP without that method."""
+        if not hasattr(model, "finalize_backward"):
+            self.unsupported(f"{type(model).__module__}.{type(model).__qualname__} has no finalize_backward")
+        model.require_manual_backward_finalization = True
+
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""
         with self.phase("forward", step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,16 +17,22 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
-#: The arguments of torch's constructor behind the module, in their order, each with its default; a DDP may have more
-#: behind them. The group is the ranks'.
-ARGUMENTS: Mapping[str, Any] = {
+#: The arguments of torch's constructor behind the module, in their order, each with its default. The group is the
+#: ranks'.
+_DEFAULTS: Mapping[str, Any] = {
     "device_ids": None, "output_device": None, "dim": 0, "broadcast_buffers": True, "init_sync": True,
     "process_group": None, "bucket_cap_mb": None, "find_unused_parameters": False, "check_reduction": False,
     "gradient_as_bucket_view": False, "static_graph": False, "delay_all_reduce_named_params": None,
     "param_to_hook_all_reduce": None, "mixed_precision": None, "device_mesh": None,
     "skip_all_reduce_unused_params": False, "bucket_cap_mb_list": None, "batched_grad_copy": False,
-    "forward_sync_buffers": None,
+    "forward_sync_buffers": None, "lazy_bucket_allocation": False,
 }  # fmt: skip
+#: Those that the installed torch has; a DDP may have more behind them.
+ARGUMENTS = {
+    name: _DEFAULTS[name]
+    for name in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    if name in _DEFAULTS
+}
 
 _GROUP = list(ARGUMENTS).index("process_group")
 

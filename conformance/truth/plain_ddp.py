@@ -78,6 +78,8 @@ class PlainDDP(nn.Module, Joinable):
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
+        self._finalizes_by_hand = False
+        self._not_final: list[Any] = []  # means that wait for `finalize_backward`
         self.noticed = Noticed()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
@@ -164,6 +166,8 @@ class PlainDDP(nn.Module, Joinable):
         That is decided here, wherever the backward runs ("no_sync", documentation). Of several forwards before one
         backward all belong to it.
         """
+        if self._not_final and torch.is_grad_enabled():
+            raise RuntimeError("the last backward is not final: call finalize_backward")
         self._listen()
         self._take_over_optimizers()
         if torch._C._current_graph_task_id() == -1:  # else this forward runs within a backward, as in a checkpoint
@@ -285,6 +289,35 @@ class PlainDDP(nn.Module, Joinable):
         return [means] * len(ranks)
 
     def take_means(self, meeting: Any) -> None:
+        """Replace this rank's gradients by the means, or leave that to `finalize_backward`."""
+        if self._finalizes_by_hand:
+            self._awaits_backward = False
+            self._not_final = [meeting]
+        else:
+            self._take(meeting)
+
+    # -- finalization by hand: the means are taken when the user says so (pytorch/pytorch#196651) ---------------------
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether a backward leaves the means to the user; may be set while none is expected."""
+        return self._finalizes_by_hand
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        if required != self._finalizes_by_hand and (self._awaits_backward or self._not_final):
+            raise RuntimeError("who finalizes is chosen before a forward")
+        self._finalizes_by_hand = required
+
+    should_finalize_after_backward = property(lambda self: self._finalizes_by_hand)
+
+    def finalize_backward(self) -> None:
+        """Take the means that the last backward has left; raises if there are none."""
+        if not self._not_final:
+            raise RuntimeError("finalize_backward: no backward has left any means")
+        self._take(self._not_final.pop())
+
+    def _take(self, meeting: Any) -> None:
         """Replace this rank's gradients by the means; then step the optimizers that run in backward."""
         means: Means | None = self.place.outcome(meeting)
         if means is None:
@@ -400,7 +433,7 @@ class PlainDDP(nn.Module, Joinable):
         if num_syncing:
             for parameter in self._averaged.values():
                 parameter.grad = None
-            self.take_means(self._come_for_means(NOTHING))
+            self._take(self._come_for_means(NOTHING))
 
     def take_last_state(self, *, is_mine: bool) -> None:
         """Take the state of the last of those ranks that say it is theirs; from now on the context is over."""

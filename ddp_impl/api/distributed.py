@@ -101,6 +101,7 @@ class DistributedDataParallel(JoinedWrapper):
         bucket_cap_mb_list: MiB per bucket in launch order, the last for all further ones.
         batched_grad_copy: accepted; copies between gradients and buckets are always batched here.
         forward_sync_buffers: copy rank 0's buffers to all ranks before each forward that follows a synchronised one.
+        lazy_bucket_allocation: allocate a bucket when its gradients arrive, and hold none of it after the backward.
 
     Raises:
         RuntimeError: no parameter requires a gradient; a parameter is uninitialised; ranks wrap different modules
@@ -134,6 +135,7 @@ class DistributedDataParallel(JoinedWrapper):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
         **unknown: Never,
     ) -> None:
         super().__init__()
@@ -150,6 +152,7 @@ class DistributedDataParallel(JoinedWrapper):
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            lazy_bucket_allocation=lazy_bucket_allocation,
         )
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
@@ -192,6 +195,7 @@ class DistributedDataParallel(JoinedWrapper):
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            lazy_bucket_allocation=bool(lazy_bucket_allocation),
             reduce_dtype=None if precision is None else precision.communication_dtype,
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),

@@ -20,11 +20,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from ddp_impl.base.messages import manual_too_late
 from ddp_impl.base.nested_tensors import move
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.base.telemetry import environment
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.module.parameter_watch import managed_parameters
+from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.torch_internals.distributed import num_gloo_threads, overlapped_optimizer
 from ddp_impl.torch_internals.tensors import ignored_names, set_ignored_names
@@ -243,6 +245,9 @@ class TorchSurface(nn.Module):
     skip_all_reduce_unused_params = _option(
         "skip_all_reduce_unused_params", "Whether buckets that no rank used are not communicated."
     )
+    lazy_bucket_allocation = _option(
+        "lazy_bucket_allocation", "Whether buckets have storage only while gradients are in them."
+    )
     bucket_bytes_cap = _option("bucket_bytes_cap", "Bytes of gradients per all-reduce.", attrgetter("caps.cap_bytes"))
     bucket_bytes_cap_list = _option(
         "bucket_bytes_cap_list",
@@ -258,7 +263,8 @@ class TorchSurface(nn.Module):
         """
         if value == getattr(self, name):
             return
-        is_changeable = hasattr(self._options, name) and name != "gradient_as_bucket_view"
+        of_buckets = name in ("gradient_as_bucket_view", "lazy_bucket_allocation")
+        is_changeable = hasattr(self._options, name) and not of_buckets
         if not is_changeable or self.reducer.telemetry.num_iterations:
             when = "once training has begun" if is_changeable else "after construction"
             raise AttributeError(
@@ -269,6 +275,38 @@ class TorchSurface(nn.Module):
         changed: Any = {name: bool(value)}
         self._options = dataclasses.replace(self._options, **changed)
         self.reducer.choose_options(self._options)
+
+    # -- finalization by hand: torch 2.15 has it, on every torch it is here -------------------------------------------
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether a synchronised backward leaves its gradients to `finalize_backward`; equal on every rank.
+
+        Until then every use of a `.grad` raises `ReductionError`. Set it before a forward; raises `RuntimeError`
+        between a forward and the end of its backward.
+        """
+        return self._options.finalizes_by_hand
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        if bool(required) is self._options.finalizes_by_hand:
+            return
+        if self.reducer.reduction.iteration.progress is not Progress.IDLE:
+            raise self.reducer.telemetry.logged(RuntimeError(manual_too_late(rank_in(self.process_group))))
+        self._options = dataclasses.replace(self._options, finalizes_by_hand=bool(required))
+        self.reducer.choose_options(self._options)
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether `finalize_backward` has to wait for the return of backward: always, if it is to be called."""
+        return self._options.finalizes_by_hand
+
+    def finalize_backward(self) -> None:
+        """Wait for the gradients that the last backward has sent, and put the averages into `.grad`; on every rank.
+
+        Raises `ReductionError` unless a synchronised backward has returned and left them to this call.
+        """
+        self.reducer.finalize_by_hand()
 
     # -- the reducer --------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,45 @@ def aborted(rank: int) -> str:
     )
 
 
+def not_final(rank: int, name: str) -> str:
+    """Return the message for whoever uses the gradient of the parameter called `name` before `finalize_backward`."""
+    return (
+        f"[rank {rank}] the gradient of '{name}' is not final: require_manual_backward_finalization is True. Call "
+        "finalize_backward() on every rank before a step, a clip or a look at .grad"
+    )
+
+
+def not_finalized(rank: int) -> str:
+    """Return the message for a forward or backward before `finalize_backward`."""
+    return (
+        f"[rank {rank}] Expected to have finalized the prior backward before starting a new one. With "
+        "require_manual_backward_finalization, every rank calls finalize_backward() after each synchronised backward."
+    )
+
+
+def nothing_to_finalize(rank: int, *, by_hand: bool) -> str:
+    """Return the message for a `finalize_backward` that no backward has left anything to; `by_hand`: it may."""
+    cause = "it ran under no_sync, is final already, has not returned, or lacks gradients"
+    cause = cause if by_hand else "require_manual_backward_finalization was False"
+    return f"[rank {rank}] finalize_backward() has nothing to finalize; of the last backward: {cause}."
+
+
+def manual_too_late(rank: int) -> str:
+    """Return the message for a choice of who finalizes while a backward is expected or not final."""
+    return (
+        f"[rank {rank}] require_manual_backward_finalization can be set before forward or after finalize_backward(), "
+        "on every rank, and not between them."
+    )
+
+
+def found_nothing_unused(rank: int) -> str:
+    """Return the warning for a search for unused parameters that found none."""
+    return (
+        f"[rank {rank}] find_unused_parameters=True, and this backward used every parameter. The option costs a search "
+        "of the graph and two exchanges in each iteration: leave it out, unless later ones, or other ranks, use fewer."
+    )
+
+
 def order(names: Sequence[str]) -> str:
     """Return what ranks wait for when they tell each other in which order the gradients of these parameters came."""
     return f"rank 0's order of the gradients of {enumerate_names(names)}, and whether all ranks have one"

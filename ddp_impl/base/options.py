@@ -79,6 +79,8 @@ class ReducerOptions:
     which gradients travel, theirs if None. `delayed`: names of parameters whose gradients are reduced after that of the
     parameter named `releases_delayed`, after all others while the order of gradients is unknown. `large_numel`: from
     how many elements on gradients are copied and divided each by itself, or not copied at all (`gradients`).
+    `lazy_bucket_allocation`: buckets have storage only while gradients are in them. `finalizes_by_hand`: averages are
+    handed out when the user says so; it may change between iterations.
     """
 
     caps: BucketCaps
@@ -90,3 +92,5 @@ class ReducerOptions:
     delayed: frozenset[str] = frozenset()
     releases_delayed: str = ""
     large_numel: int = LARGE_NUMEL
+    lazy_bucket_allocation: bool = False
+    finalizes_by_hand: bool = False

@@ -91,8 +91,9 @@ class Bucket:
         dtype: torch.dtype | None = None,
         holds_gradients: bool = False,
         large_numel: int = LARGE_NUMEL,
+        lazy: bool = False,
     ) -> None:
-        """Allocate zeroed storage for `members`, which all have one dtype and device."""
+        """Allocate zeroed storage for `members`, which all have one dtype and device; if `lazy`, at `claim`."""
         first = members[0].parameter
         self.distributed = any(is_distributed(member.parameter) for member in members)
         self.index = index
@@ -105,7 +106,7 @@ class Bucket:
         self.warned_about_graph = False
         layouts = [member.layout for member in members]
         self._length = 0 if self.sparse else sum(layout.numel for layout in layouts)
-        self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
+        self.flat = torch.zeros(0 if lazy else self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
         self.large_numel = large_numel
@@ -114,7 +115,7 @@ class Bucket:
         self.reduces_in_place = is_alone and is_dense_without_overlap(first)
         self._layouts = layouts
         self.strides = [layout.stride for layout in layouts]
-        self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
+        self.views: list[Tensor] = [] if self.sparse or lazy else _views_of(self.flat, layouts)
         self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []
         if self.reduces_in_place:
             self.release()
@@ -162,8 +163,8 @@ def allocate(
         in_bucket = [members[member] for member in indices]
         floating = in_bucket[0].parameter.is_floating_point()
         dtype = options.reduce_dtype if floating else None  # complex gradients are reduced as they are
-        kept, large_numel = options.gradient_as_bucket_view, options.large_numel
-        buckets.append(Bucket(index, in_bucket, dtype=dtype, holds_gradients=kept, large_numel=large_numel))
+        kept, large_numel, lazy = options.gradient_as_bucket_view, options.large_numel, options.lazy_bucket_allocation
+        buckets.append(Bucket(index, in_bucket, dtype=dtype, holds_gradients=kept, large_numel=large_numel, lazy=lazy))
     # The views themselves, so that they outlive their buckets: the id of a freed one may be another tensor's.
     old_views = {id(view): view for bucket in replaced for view in bucket.views}
     for bucket in buckets:

@@ -90,6 +90,7 @@ def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
         or forward.joins
         or options.find_unused_parameters
         or options.static_graph
+        or options.finalizes_by_hand
         or forward.steps_optimizers
         or casts_otherwise
     ):

@@ -25,15 +25,18 @@ have found different orders (`order`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ddp_impl.base import messages
-from ddp_impl.reducer.iteration import Promise
+from ddp_impl.base.errors import ReductionError
+from ddp_impl.reducer.iteration import Progress, Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.wire.round import Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
@@ -125,16 +128,23 @@ class Every:
             return messages.used_after_all(reduction.rank, name, static=self.is_static)
         return messages.ready_twice(reduction.rank, name, reduction.iteration.number, static=self.is_static)
 
-    def unfinished(self, *, verbose: bool) -> str:
-        """Return the message for a backward that is over and has left gradients out."""
-        return messages.unfinished(
-            self.reduction.rank,
-            [(index, self.members[index].name) for index in self.arrivals.missing],
+    def unfinished(self) -> ReductionError:
+        """Return the error for an iteration that is not finished; if gradients are missing, other ranks read it too."""
+        reduction, peers = self.reduction, self.reduction.peers
+        if reduction.iteration.progress is Progress.HELD:
+            return reduction.error(messages.not_finalized(reduction.rank))
+        if not reduction.iteration.is_incomplete:
+            return reduction.error(messages.aborted(reduction.rank))
+        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
+        text = messages.unfinished(
+            reduction.rank,
+            missing,
             len(self.members),
-            unused_allowed=self.reduction.options.find_unused_parameters,
+            unused_allowed=reduction.options.find_unused_parameters,
             static=self.is_static,
-            verbose=verbose,
+            verbose=get_debug_level() != DebugLevel.OFF,
         )
+        return reduction.error(text + peers.exchange(messages.lacks([name for _, name in missing], peers.step)))
 
     # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
 
@@ -223,7 +233,11 @@ class Some(Every):
         return self._resolve_all()
 
     def ask(self) -> None:
-        """Ask in every iteration, and tell whether this rank refuses."""
+        """Ask in every iteration, and tell whether this rank refuses. Warn, once, where the search was in vain."""
+        learnt, iteration = self.reduction.learnt, self.reduction.iteration
+        if not (iteration.unused or learnt.warned_of_search):
+            learnt.warned_of_search = True
+            warnings.warn(messages.found_nothing_unused(self.reduction.rank), stacklevel=2)
         self.reduction.start_usage()
 
 

@@ -27,6 +27,7 @@ from torch.autograd.graph import Node
 from ddp_impl.base.errors import IllegalEventError, ReductionError
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import Bucket
+from ddp_impl.buckets.hidden_gradients import Hidden
 from ddp_impl.torch_internals.tensors import nodes_behind
 from ddp_impl.wire.round import Answer, Round
 
@@ -47,6 +48,8 @@ class Progress(Enum):
     #: A backward raised when gradients had arrived, and some ranks may have launched more than others; or a rank
     #: refused what others have taken for averages.
     BROKEN = "broken"
+    #: Every wrapper of the backward has sent, and the user finalizes by hand.
+    HELD = "waiting for finalize_backward"
 
 
 class Run(Enum):
@@ -74,6 +77,8 @@ class Event(Enum):
     LAST_LAUNCHED = "last bucket launched"
     BACKWARD_END = "backward ended"
     ALL_SENT = "every wrapper of the backward has sent its buckets"
+    LEFT_TO_USER = "every wrapper of the backward has sent its buckets, and the user finalizes by hand"
+    BY_HAND = "the user finalizes by hand"
     BACKWARD_RAISED = "backward raised"
     REFUSED = "a rank refused"
     SHADOW = "joined rank shadows an iteration"
@@ -91,6 +96,7 @@ class Action(Enum):
     LAUNCH = "launch full buckets in order"
     RESOLVE = "count as unused what has not arrived, if that is allowed"
     ASK = "ask which parameters any rank used"
+    HIDE = "let nobody read gradients"
     FINALIZE = "wait, and hand out the averages"
     DISARM = "expect nothing: gradients that arrive are local"
 
@@ -133,8 +139,12 @@ def rule(progress: Progress, run: Run, event: Event) -> Following | None:
             return progress, run, ()
         case Event.ALL_SENT if sent and over:
             return Progress.IDLE, Run.NONE, (Action.FINALIZE,)
+        case Event.LEFT_TO_USER if sent and over:
+            return Progress.HELD, Run.OVER, (Action.HIDE,)
+        case Event.BY_HAND if progress is Progress.HELD:
+            return Progress.IDLE, Run.NONE, (Action.FINALIZE,)
         # A wrapper that took part had nothing to send, or lacks gradients, or the user reset it in a hook.
-        case Event.ALL_SENT if not runs and run is not Run.UNSEEN:
+        case Event.ALL_SENT | Event.LEFT_TO_USER if not runs and run is not Run.UNSEEN:
             return progress, run, ()
         # The user may catch the exception and go on under `no_sync`; a synchronised forward is refused.
         case Event.BACKWARD_RAISED if sent or (collects and not over):
@@ -182,7 +192,8 @@ class Iteration:
 
     `filled`: for each full bucket how many collectives of the user's its group had begun then; `arrived`: for each
     parameter the place of its last gradient; both only where ranks compare them (`order`). `to_step`: the buckets whose
-    averages were handed out when the backward ended, and which parameters some rank used.
+    averages were handed out when the backward ended, and which parameters some rank used. `hidden`: gradients that the
+    user may not read before they are final.
     """
 
     rank: int
@@ -212,6 +223,7 @@ class Iteration:
     filled: dict[int, int] = field(default_factory=dict)
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
     to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
 
     def enter(self, event: Event) -> tuple[Action, ...]:
         """Go on by `event`; return the actions that the reducer must perform now.
@@ -316,6 +328,7 @@ class Learnt:
     the number of its wrapper, until buckets are planned by it; `order_exchange`: on its way. `promise`: what ranks
     exchanged of a static graph. `last_unused`: what the last iteration left out; `looks_static`: every iteration so
     far left out the same. `last_usage`: what ranks exchanged last of their use, read or on its way (`unread`).
+    `warned_of_search`: the user knows that `find_unused_parameters` has found nothing.
     """
 
     caps: BucketCaps
@@ -327,3 +340,4 @@ class Learnt:
     looks_static: bool = True
     last_usage: Answer | None = None
     unread: deque[Round] = field(default_factory=deque)
+    warned_of_search: bool = False

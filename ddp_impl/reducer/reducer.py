@@ -58,7 +58,6 @@ from torch import Tensor
 from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
-from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.base.telemetry import NEVER, Observer, is_verbose, milestone, now_ns
 from ddp_impl.buckets.arrivals import Arrivals
@@ -78,7 +77,6 @@ from ddp_impl.torch_internals.autograd import (
     in_backward,
     in_compiled_backward,
 )
-from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers, in_lines
 
@@ -202,7 +200,8 @@ class Reducer:
         if (peers.lost or peers.company.has_failed) and (lost := peers.why_lost()):
             raise reduction.error(lost)
         if iteration.progress is not Progress.IDLE and iteration.progress is not Progress.AWAITS:
-            raise self._unfinished()
+            self._backward.told_missing = True
+            raise self.expectation.unfinished()
         if reduction.learnt.unread and iteration.run is Run.NONE and reduction.was_refused_before():
             self._perform(iteration.enter(Event.REFUSED))
             raise reduction.error(messages.others_refused_before(reduction.rank) + peers.exchange(messages.FOLLOWS))
@@ -214,12 +213,9 @@ class Reducer:
                 raise reduction.error(messages.aborted(reduction.rank) + in_lines(reports))
 
     def between_backwards(self, what: str) -> AbstractContextManager[None]:
-        """Return a block that waits for `what` of other ranks; all communication outside of backward goes here.
-
-        Raises `ReductionError` where the last backward is not finished: ranks that wait for it would meet the block's
-        collectives instead.
-        """
-        self.check_finished()
+        """Return the block in which ranks exchange `what` outside of backward; raises if the last has not sent all."""
+        if self.reduction.iteration.progress is not Progress.HELD:
+            self.check_finished()
         return self.peers.awaiting("forward", what)
 
     def wrapper_collected(self) -> None:
@@ -254,7 +250,14 @@ class Reducer:
         self.reduction.send_zeros()
         self.expectation.ask()
         self.planning.exchange_order(is_over=False)
-        self.all_have_sent()
+        self._perform(self.reduction.iteration.enter(Event.ALL_SENT))
+        self.all_have_handed_out()
+
+    @torch.no_grad()
+    def finalize_by_hand(self) -> None:
+        """Hand out the averages that a backward has left to the user; every rank must. Raises if there are none."""
+        self.reduction.reveal_gradients()
+        self._perform(self.reduction.iteration.enter(Event.BY_HAND))
         self.all_have_handed_out()
 
     def rebuild_buckets(self) -> bool:
@@ -323,7 +326,7 @@ class Reducer:
         self.before_backward()
         if compiled_autograd.in_compiled_autograd_region:
             self.refuse_compiled_backward()
-        if self.reduction.iteration.progress is Progress.BROKEN:
+        if self.reduction.iteration.progress in (Progress.BROKEN, Progress.HELD):
             self.check_finished()
         local, self._local = self._local, None
         self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
@@ -353,6 +356,8 @@ class Reducer:
             self._begin_local().came.append(index)
             return
         if due == 0:
+            if iteration.progress is Progress.HELD:
+                self.check_finished()
             if iteration.progress in (Progress.IDLE, Progress.BROKEN) and not self._was_handed_out_early:
                 self._arrived_late(index)
                 return
@@ -408,16 +413,6 @@ class Reducer:
             warning = messages.came_late if counted_as_unused else messages.went_past_the_wrapper
             warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
 
-    def _unfinished(self) -> ReductionError:
-        """Return the error of an iteration that is not finished; if gradients are missing, other ranks read it too."""
-        reduction, peers = self.reduction, self.reduction.peers
-        if not reduction.iteration.is_incomplete:
-            return reduction.error(messages.aborted(reduction.rank))
-        self._backward.told_missing = True
-        names = [self.members[index].name for index in self.arrivals.missing]
-        text = self.expectation.unfinished(verbose=get_debug_level() != DebugLevel.OFF)
-        return reduction.error(text + peers.exchange(messages.lacks(names, peers.step)))
-
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 
     def _local_output_reached(self, num_triggers: int) -> None:
@@ -429,7 +424,7 @@ class Reducer:
         if num_triggers != self._num_triggers:
             return
         iteration = self.reduction.iteration
-        if iteration.is_incomplete or (iteration.launched and iteration.progress is Progress.BROKEN):
+        if iteration.is_incomplete or (iteration.launched and iteration.progress in (Progress.BROKEN, Progress.HELD)):
             self.check_finished()  # gradients may live in buckets that are in flight
         if iteration.awaits_backward:
             self._begin_local()
@@ -528,8 +523,10 @@ class Reducer:
             self.planning.exchange_order(is_over=False)
 
     def all_have_sent(self) -> None:
-        """Wait for every bucket and hand out the averages, if they are due."""
-        if self.reduction.iteration.enter(Event.ALL_SENT):
+        """Wait for every bucket and hand out the averages, if they are due; or leave that to the user."""
+        if self.reduction.options.finalizes_by_hand:
+            self._perform(self.reduction.iteration.enter(Event.LEFT_TO_USER))
+        elif self.reduction.iteration.enter(Event.ALL_SENT):
             self.finalize()
 
     def all_have_handed_out(self) -> None:
@@ -581,6 +578,8 @@ class Reducer:
                         self.bucket_is_full(full)
                 case Action.ASK:
                     self.expectation.ask()
+                case Action.HIDE:
+                    self.reduction.hide_gradients()
                 case Action.FINALIZE:
                     self.finalize()
                 case Action.DISARM:

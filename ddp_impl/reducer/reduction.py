@@ -37,7 +37,8 @@ from ddp_impl.buckets.gradients import (
     has_values,
     in_place,
 )
-from ddp_impl.reducer.iteration import Iteration, Learnt
+from ddp_impl.buckets.hidden_gradients import hide
+from ddp_impl.reducer.iteration import Iteration, Learnt, Progress
 from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
 from ddp_impl.wire import collectives
@@ -340,6 +341,8 @@ class Reduction:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
         for bucket in self._in_flight():
             self.wait(bucket)
+            if self.options.lazy_bucket_allocation:
+                bucket.release()
         if self.iteration.refusal is not None:
             raise self.iteration.refusal
         raise self.error(messages.others_refuse(self.rank) + self.peers.exchange(messages.FOLLOWS))
@@ -366,13 +369,28 @@ class Reduction:
             if self.steps_optimizers:
                 to_step.append((bucket, used))
 
+    def hide_gradients(self) -> None:
+        """Let nobody read the gradients, which are on their way, before `reveal_gradients`."""
+        if self.iteration.context_id is None:
+            self.iteration.hidden = [
+                hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
+            ]
+
+    def reveal_gradients(self) -> None:
+        """Put back the gradients that were hidden; raises where no backward has left any to the user."""
+        if self.iteration.progress is not Progress.HELD:
+            raise self.error(messages.nothing_to_finalize(self.rank, by_hand=self.options.finalizes_by_hand))
+        while self.iteration.hidden:
+            self.iteration.hidden.pop().reveal()
+
     def hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
 
         No more than two buckets of gradients are alive then. Where other ranks may still refuse to average, or know
-        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward.
+        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward; where
+        the user finalizes by hand, for that.
         """
-        if self.ranks_may_differ:
+        if self.ranks_may_differ or self.options.finalizes_by_hand:
             return
         for bucket in self._in_flight()[:-1]:
             if bucket.indices.isdisjoint(self.iteration.unused) and bucket.indices.isdisjoint(self.hooks.shared()):
@@ -410,6 +428,8 @@ class Reduction:
         is_plain = self.iteration.context_id is None and not bucket.distributed
         hand_out(bucket, GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
         bucket.gradients = []
+        if self.options.lazy_bucket_allocation:
+            bucket.release()
 
     def step(self, bucket: Bucket, used: Sequence[bool] | None) -> None:
         """Step the optimizers that parameters of `bucket` have of their own, on averages, where some rank used them."""

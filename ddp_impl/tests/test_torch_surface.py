@@ -76,7 +76,12 @@ def test_an_option_that_is_set_before_the_first_forward_counts(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("gradient_as_bucket_view", True), ("bucket_bytes_cap", 5), ("bucket_bytes_cap_list", [1, 2])],
+    [
+        ("gradient_as_bucket_view", True),
+        ("lazy_bucket_allocation", True),
+        ("bucket_bytes_cap", 5),
+        ("bucket_bytes_cap_list", [1, 2]),
+    ],
 )
 def test_what_construction_decides_is_refused_with_what_to_do(name: str, value: object) -> None:
     with group_of_one():
@@ -123,12 +128,11 @@ class Older(DistributedDataParallel):
 
 
 def test_what_the_installed_torch_has_and_we_have_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every version: arguments, attributes and methods are those of torch 2.13, or refused with a sentence."""
+    """On every version of torch: arguments, attributes and methods are there, or refused with a sentence."""
     theirs, ours = (set(inspect.signature(cls).parameters) for cls in (torch_names.TORCH_DDP, DistributedDataParallel))
     absent = torch_names.refuse_absent(DistributedDataParallel)
-    if torch.__version__ < "2.14":
-        assert not theirs - ours
-        assert absent == {"buffer_hook"}  # which only a registration sets
+    assert not theirs - ours
+    assert absent == {"buffer_hook"}  # which only a registration sets
     monkeypatch.setattr(torch_names, "TORCH_DDP", Newer)
     assert torch_names.refuse_absent(Older, Newer) == {"require_more", "finalize"}
     with group_of_one():

@@ -6,19 +6,37 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import AotAutograd, aot_autograd
-from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
-from torch._dynamo.decorators import skip
-from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.exc import Unsupported
-from torch._functorch.partitioners import default_partition
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ddp_impl.torch_internals.names import COMPILE, needed_for
+
+if TYPE_CHECKING:
+    from torch._dynamo.backends.common import AotAutograd, aot_autograd
+    from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
+    from torch._dynamo.decorators import skip
+    from torch._dynamo.eval_frame import OptimizedModule
+    from torch._dynamo.exc import Unsupported
+    from torch._functorch.partitioners import default_partition
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
+else:  # without one of them nothing is compiled, and all else works
+    AotAutograd = needed_for(COMPILE, "torch._dynamo.backends.common.AotAutograd")
+    aot_autograd = needed_for(COMPILE, "torch._dynamo.backends.common.aot_autograd")
+    CatchErrorsWrapper = needed_for(COMPILE, "torch._dynamo.convert_frame.CatchErrorsWrapper")
+    convert_frame_assert = needed_for(COMPILE, "torch._dynamo.convert_frame.convert_frame_assert")
+    skip = needed_for(COMPILE, "torch._dynamo.decorators.skip", instead=torch.compiler.disable)
+    OptimizedModule = needed_for(COMPILE, "torch._dynamo.eval_frame.OptimizedModule")
+    Unsupported = needed_for(COMPILE, "torch._dynamo.exc.Unsupported")
+    default_partition = needed_for(COMPILE, "torch._functorch.partitioners.default_partition")
+    TracingContext = needed_for(COMPILE, "torch._guards.TracingContext")
+    detect_fake_mode = needed_for(COMPILE, "torch._guards.detect_fake_mode")
+    tracing = needed_for(COMPILE, "torch._guards.tracing")
+    getArtifactLogger = needed_for(COMPILE, "torch._logging.getArtifactLogger")  # noqa: N816
+    trace_structured = needed_for(COMPILE, "torch._logging.trace_structured")
 
 __all__ = [
     "AotAutograd",
@@ -72,7 +90,7 @@ def is_compiled(module: nn.Module) -> bool:
     return isinstance(module, OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
-_stance_of = torch._dynamo.eval_frame._callback_from_stance
+_stance_of = needed_for(COMPILE, "torch._dynamo.eval_frame._callback_from_stance")
 _exchanges = threading.local()
 _num_exchanging = 0
 _counting = threading.Lock()

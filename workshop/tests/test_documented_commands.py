@@ -44,6 +44,7 @@ NOT_HERE = {
     r"^bash ci/clients\.sh": "it fetches libraries; .github/workflows/clients.yml runs it every night",
     r"^bash ci/scoreboard\.sh": "it needs other projects' DDPs",
     r"^bash ci/gpu\.sh": "it needs a GPU",
+    r"ci/torch_versions\.sh": "it fetches versions of torch, gigabytes each",
     r"^sudo ": "it needs root, to make network namespaces; .github/workflows/gloo.yml runs it",
     r"--nnodes|^MASTER_ADDR=|^mpirun ": "it needs several hosts; ci/two_hosts.sh runs the like in two namespaces",
     r"ci/nightly\.sh": "it is the nightly job, which runs these tests",

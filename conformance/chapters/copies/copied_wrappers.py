@@ -152,7 +152,7 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     if moment not in ("forward", "join"):  # in which the program communicates itself
         facts["num_collectives"] = len(ctx.collectives()) - before
     facts["class"] = type(other) is type(model)
-    facts["settings"] = {name: _setting(other, name, "none") == _setting(model, name, "") for name in _SETTINGS}
+    facts["settings"] = {name: _setting(other, name) == _setting(model, name) for name in _SETTINGS}
     facts["shared"] = _num_shared(model, other)
     _calls.clear()
     facts |= _train(ctx, "copy", other, 10)
@@ -185,8 +185,8 @@ def _copy_at(ctx: RankContext, model: Any, moment: str, facts: dict[str, Any]) -
     return way(model)
 
 
-def _setting(model: Any, name: str, otherwise: str) -> str:
-    return str(getattr(model, name, otherwise))
+def _setting(model: Any, name: str) -> str:
+    return str(getattr(model, name, "not there, as in an older torch"))
 
 
 def _num_shared(model: nn.Module, other: nn.Module) -> int:

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Judges ddp_impl, and torch's DDP beside it, on several versions of torch; writes docs/torch_versions.md.
+#
+#     bash ci/torch_versions.sh 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0          # names, smoke and core
+#     PROFILES="core full backend compiled parallel gpu upstream" bash ci/torch_versions.sh 2.15.0
+#     PIP_CONFIG_FILE=/dev/null bash ci/torch_versions.sh 2.15.0            # where pip is configured for other versions
+#
+# VERSIONS=folder (default: .cache/torch_versions) keeps an environment and the reports of each version: a run that ended
+# early goes on, and what is there is not run again. A version that cannot be installed is noted and left out. Some
+# versions are CUDA builds of several gigabytes. Exits with 1 when a version could not be installed or ddp_impl fails.
+
+set -uo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$ROOT" || exit 2
+[ $# -gt 0 ] || { echo "Name versions of torch: bash ci/torch_versions.sh 2.13.0 2.15.0" >&2; exit 2; }
+FOLDER="${VERSIONS:-$ROOT/.cache/torch_versions}"
+PYTHON="${PYTHON:-python3}"
+export PYTHONPATH="$ROOT"  # versions share the checkout, which is installed in none
+
+# torch's versions want different setuptools; all else is what CI has.
+install() {
+    local venv="$1" version="$2"
+    "$PYTHON" -m venv --clear "$venv" &&
+        grep -vE '^(torch|setuptools)==' ci/constraints.txt > "$venv/constraints.txt" &&
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+            --constraint "$venv/constraints.txt" "torch==$version" --requirement <("$PYTHON" -c "
+import tomllib
+print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['suite'], sep='\n')") &&
+        touch "$venv/ready"
+}
+
+judge() {
+    local python="$1" folder="$2" profile="$3" arguments=(--profile "$3")
+    [ "$profile" != gpu ] || arguments+=(--backend sim)
+    case "$profile" in
+        smoke) "$python" -m conformance smoke --ddp ddp_impl > "$folder/smoke.txt" ;;
+        upstream) "$python" -m conformance upstream --report "$folder/upstream.json" > "$folder/upstream.txt" ;;
+        *)
+            [ ! -f "$folder/$profile/report.journal" ] || arguments+=(--resume)
+            "$python" -m conformance run --quiet --report "$folder/$profile" "${arguments[@]}" > "$folder/$profile.txt"
+            ;;
+    esac
+    echo "$?" > "$folder/$profile.status"
+}
+
+status=0
+for version in "$@"; do
+    folder="$FOLDER/$version"
+    mkdir -p "$folder"
+    if [ ! -f "$folder/venv/ready" ] && ! install "$folder/venv" "$version" > "$folder/install.txt" 2>&1; then
+        echo "torch $version cannot be installed: $(tail -n 1 "$folder/install.txt")" >&2
+        status=1
+        continue
+    fi
+    "$folder/venv/bin/python" -m ddp_impl.torch_internals > "$folder/names.txt" || status=1
+    for profile in ${PROFILES:-smoke core}; do
+        [ -f "$folder/$profile.status" ] || judge "$folder/venv/bin/python" "$folder" "$profile"
+        [ "$(cat "$folder/$profile.status")" = 0 ] || { echo "torch $version, $profile: see $folder" >&2; status=1; }
+    done
+done
+"$FOLDER/${!#}/venv/bin/python" -m workshop versions "$FOLDER" --out docs/torch_versions.md || status=1
+exit "$status"

@@ -1,0 +1,137 @@
+"""Programs of lazy buckets: what a DDP holds between steps, and gradients that the user keeps; and a vain search."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.chapters.backend.lifecycle.held import resident_bytes
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.standard_error import written_to_stderr
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import rank_step, run_steps
+from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+
+WIDTH = 4
+NUM_STEPS = 3
+#: Of each of two weights of 36 MiB: the C library gives so large a piece of memory back when it is freed.
+LARGE = (3072, 3072)
+_MIB = 2**20
+
+
+def _step(model: Any, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
+
+
+@program("kept_gradients", invariants=("same_collectives", "leaves_no_trace"))
+def kept_gradients(ctx: RankContext) -> None:
+    """Train steps and keep each step's gradients; observe them, and those that later steps changed.
+
+    Observes `step<k>/grad/<name>` and `step<k>/changed`, the gradients of the step before that are not what they were.
+    All ranks run it.
+    """
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
+    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        _step(model, turn)
+        changed = [name for name, (gradient, values) in kept.items() if not torch.equal(gradient, values)]
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                kept[name] = parameter.grad, parameter.grad.detach().clone()
+        return {"changed": changed}
+
+    for name, value in run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS).items():
+        if name.endswith("/changed"):
+            ctx.observe(name, value, must=[])
+        else:
+            ctx.observe(name, value)
+
+
+kept_gradients.expects(truth_of)
+
+
+@program("bucket_memory", invariants=("same_collectives",))
+def bucket_memory(ctx: RankContext) -> None:
+    """Train steps of two large weights in one bucket and drop the gradients after each.
+
+    Observes `held`, how many MiB more the process has after the last step than before it wrapped the module. All ranks
+    run it; on the CPU only.
+    """
+    if ctx.device.type != "cpu":
+        ctx.unsupported("memory is counted as Linux counts that of a process")
+    module = nn.ParameterList([nn.Parameter(torch.zeros(LARGE)) for _ in range(2)])
+    before = resident_bytes()
+    model = ctx.wrap(_Sum(module))
+    for index in range(NUM_STEPS):
+        turn = rank_step(ctx, index)
+        turn.backward(turn.forward(model))
+        module.zero_grad()
+    held = (resident_bytes() - before) / _MIB
+    ctx.observe("held", held, must=Satisfies("less than half of the bucket of 72 MiB", _is_less, (36,)))
+
+
+bucket_memory.expects(truth_of)
+
+
+class _Sum(nn.Module):
+    def __init__(self, weights: nn.ParameterList) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self) -> Tensor:
+        return torch.stack([weight.sum() for weight in self.weights]).sum()
+
+
+def _is_less(got: Any, most: float) -> bool:
+    return bool(got < most)
+
+
+class _Halves(nn.Module):
+    """Two layers, of which forward may leave out the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor, *, uses: bool) -> Tensor:
+        hidden: Tensor = self.first(rows)
+        return self.second(hidden) if uses else hidden
+
+
+@program("vain_search", invariants=("same_collectives", "leaves_no_trace"))
+def vain_search(ctx: RankContext) -> None:
+    """Train with `find_unused_parameters`; argument `used` says whether every forward uses every parameter.
+
+    Observes `told`, whether a warning of Python's or C++'s names the option, those that torch shows once per process
+    included. All ranks run it.
+    """
+    module, uses = with_integer_weights(_Halves(), ctx.scenario.seed).to(ctx.device), ctx.arguments["used"]
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught, written_to_stderr() as written:
+            warnings.simplefilter("always")
+            model = ctx.wrap(module)
+            for index in range(NUM_STEPS):
+                turn = rank_step(ctx, index)
+                module.zero_grad()
+                turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH), uses=uses)))
+    finally:
+        torch.set_warn_always(always)
+    told = "find_unused_parameters" in written() + "".join(str(each.message) for each in caught)
+    ctx.observe("told", told)
+
+
+@vain_search.expects
+def _told(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"told": scenario.arguments["used"]} for rank in range(scenario.world_size)}

@@ -1,0 +1,36 @@
+"""`python -m ddp_impl.torch_internals`: which private names of the installed torch are there; runs nothing else.
+
+Exits with 1 when one is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import resources
+
+import torch
+
+from ddp_impl.torch_internals.names import is_there
+
+#: The names by the feature that needs them.
+_NEEDED = tomllib.loads((resources.files("ddp_impl.torch_internals") / "names.toml").read_text())
+
+
+def _check() -> int:
+    """Print a line for each name, and what is lost with those that are missing."""
+    print(f"torch {torch.__version__}")
+    lost = set()
+    for feature, names in _NEEDED.items():
+        for name in names:
+            there = is_there(name)
+            lost |= set() if there else {feature}
+            print(f"{'there' if there else 'MISSING':8}{name:90}{feature}")
+    for feature in sorted(lost):
+        kept = "nothing works" if feature == "averaging" else "all else works"
+        print(f"torch {torch.__version__}: without {feature}, {kept}")
+    return bool(lost)
+
+
+if __name__ == "__main__":
+    sys.exit(_check())

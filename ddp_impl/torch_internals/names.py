@@ -1,0 +1,69 @@
+"""Looks up private names of torch; one that is missing takes a feature away, and says which."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any, Never
+
+import torch
+
+#: A feature that names are needed for; `names.toml` has all.
+COMPILE = "torch.compile"
+
+
+def _look_up(name: str) -> Any:
+    """Return what `name` stands for, importing the modules in it; raises `AttributeError` if there is no such thing."""
+    found: Any = torch
+    path = "torch"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(path)
+            except ImportError:
+                raise AttributeError(f"torch {torch.__version__} has no {name}") from None
+        found = getattr(found, part)
+    return found
+
+
+def is_there(name: str) -> bool:
+    """Whether the installed torch has `name`."""
+    try:
+        _look_up(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def needed_for(feature: str, name: str, *, instead: Any = None) -> Any:
+    """Return what `name` stands for. If torch has no such thing, warn, and return what is to be used `instead`.
+
+    By default that is a class whose every use raises `NotImplementedError`. So a name that a later torch has moved
+    takes one feature away, and says which.
+    """
+    try:
+        return _look_up(name)
+    except AttributeError:
+        warnings.warn(_absence(feature, name), RuntimeWarning, stacklevel=2)
+        return instead or _Absent(name.rpartition(".")[2], (), {"_why": _absence(feature, name)})
+
+
+def _absence(feature: str, name: str) -> str:
+    """Return what is said where a feature is used whose name is missing."""
+    return (
+        f"torch {torch.__version__} has no {name}, which ddp_impl needs for {feature}. All else works as ever; use a "
+        "version of torch that `python -m ddp_impl.torch_internals` finds nothing missing in"
+    )
+
+
+class _Absent(type):
+    """The class of classes that stand for what torch lacks: nothing is an instance, and each use is an error."""
+
+    _why: str
+
+    def __call__(cls, *_: Any, **__: Any) -> Never:
+        raise NotImplementedError(cls._why)
+
+    def __getattr__(cls, name: str) -> Never:
+        raise (AttributeError if name.startswith("__") else NotImplementedError)(cls._why)
