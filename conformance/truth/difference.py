@@ -12,11 +12,8 @@ from torch import Tensor
 
 from conformance.observation import Raised, Unmeasured
 
-#: The usual types of elements: those that `torch.equal` compares.
-_COMPARED_AT_ONCE = frozenset((
-    torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64,
-    torch.complex64, torch.complex128,
-))  # fmt: skip
+#: Whole numbers of as many bytes as an element, which tell the signs of zeros.
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,8 @@ class Difference:
 def difference(expected: Any, got: Any) -> Difference | None:
     """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout, entries and values.
 
-    Not-a-numbers must be in the same places and equal each other there; zeros equal each other whatever their sign,
-    because the sign of an exact zero depends on the order of a sum. Exceptions are equal when type and message are.
+    Zeros have a sign. It does not depend on the order of a sum: a zero is negative if all addends are -0.0. Not-a-numbers
+    equal each other, whatever their payload, which hardware chooses. Exceptions are equal when type and message are.
     """
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         return _of_tensors(expected, got)
@@ -53,11 +50,11 @@ def difference(expected: Any, got: Any) -> Difference | None:
         return _of_mappings(expected, got)
     if _is_sequence(expected) and _is_sequence(got):
         return _of_sequences(expected, got)
-    if isinstance(expected, float | int) and isinstance(got, float | int) and _same_number(expected, got):
-        return None
-    if type(expected) is type(got) and expected == got:
-        return None
-    return Difference(f"is {show(got)}, expected {show(expected)}")
+    if isinstance(expected, float | int) and isinstance(got, float | int):
+        is_same = _same_number(expected, got)
+    else:
+        is_same = type(expected) is type(got) and expected == got
+    return None if is_same else Difference(f"is {show(got)}, expected {show(expected)}")
 
 
 def show(value: Any, num_elements: int = 6) -> str:
@@ -89,16 +86,20 @@ def kind(tensor: Tensor) -> str:
 
 
 def equal_values(expected: Tensor, got: Tensor) -> Tensor:
-    """Return where two dense tensors of one shape hold the same value; not-a-number equals itself."""
-    return (expected == got) | ((expected != expected) & (got != got))
+    """Return where two dense tensors of one shape hold the same value, zeros with a sign; not-a-number equals itself."""
+    if expected.is_complex():
+        return equal_values(torch.view_as_real(expected), torch.view_as_real(got)).all(-1)
+    same = (expected == got) & (expected.signbit() == got.signbit())
+    return same | (expected.isnan() & got.isnan()) if expected.is_floating_point() else expected == got
 
 
 def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     for name in ("dtype", "shape", "layout"):
         if (has := getattr(got, name)) != (needs := getattr(expected, name)):
             return Difference(f"has {name} {_plain(has)}, expected {_plain(needs)}")
-    if expected.layout is torch.strided and expected.dtype in _COMPARED_AT_ONCE and torch.equal(expected, got):
-        return None  # as nearly all facts are
+    if expected.layout is torch.strided and (whole := _WHOLE.get(expected.itemsize)) is not None:
+        if torch.equal(expected.view(whole), got.view(whole)):
+            return None  # as nearly all facts are
     if expected.layout is torch.sparse_coo and (needs := _entries(expected)) != (has := _entries(got)):
         return Difference(f"has entries at {show(has)}, expected entries at {show(needs)}")
     wanted, came = expected.to_dense(), got.to_dense()
@@ -156,4 +157,5 @@ def _is_sequence(value: Any) -> bool:
 def _same_number(expected: float, got: float) -> bool:
     if isinstance(expected, bool) is not isinstance(got, bool):
         return False
-    return expected == got or (math.isnan(expected) and math.isnan(got))
+    same = expected == got and math.copysign(1, expected) == math.copysign(1, got)
+    return same or (math.isnan(expected) and math.isnan(got))

@@ -46,7 +46,7 @@ class Factors(nn.Module):
     def forward(self, factors: Sequence[Tensor | None]) -> Tensor:
         """Return one number that is linear in every weight that has a factor."""
         terms = [
-            (weight * factor).sum().to(torch.float32)
+            (weight * factor).sum().real.to(torch.float32)
             for weight, factor in zip(self.weights, factors, strict=True)
             if factor is not None
         ]
@@ -147,6 +147,18 @@ def _blocking(journal: Journal, bucket: Any) -> Future[Any]:
     return _done(bucket.buffer())
 
 
+def _exchanged(_: Journal, bucket: Any) -> Future[Any]:
+    bucket.set_buffer(bucket.buffer() * 2)
+    return _done(bucket.buffer())
+
+
+def _parts(journal: Journal, bucket: Any) -> Future[Any]:
+    """Sum complex numbers as torch's collectives do: what the future holds are their parts."""
+    buffer = bucket.buffer()
+    work = present(dist.all_reduce(torch.view_as_real(buffer), group=journal.group, async_op=True))
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
 #: What a hook does.
 ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "identity": lambda _, bucket: _done(bucket.buffer()),
@@ -157,6 +169,7 @@ ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "through_views": _through_views,
     "several_collectives": _several_collectives,
     "blocking": _blocking,
+    "exchanged": _exchanged,
 }
 
 _Respond = Callable[[Any, Any], Any]
@@ -210,6 +223,9 @@ def _postponed(respond: _Respond) -> Any:
     return hook
 
 
+#: What a hook does with complex gradients alone.
+COMPLEX_ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {"parts": _parts}
+
 #: Kinds of callables: each makes one of a function that does the work.
 CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
     "lambda": lambda respond: lambda state, bucket: respond(state, bucket),
@@ -228,11 +244,11 @@ CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
 def hook_calls(ctx: RankContext) -> None:
     """Train `Factors` with a comm hook that records its calls. All ranks run it.
 
-    Arguments: `answer`, one of `ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
+    Arguments: `answer`, one of `ANSWERS` or `COMPLEX_ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
     `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave two weights
     out; `local_backwards` under no_sync in every step; `registered_at`, the step before which the hook is registered.
     """
-    answer = ANSWERS[ctx.arguments["answer"]]
+    answer = {**ANSWERS, **COMPLEX_ANSWERS}[ctx.arguments["answer"]]
     module: Any = _build(ctx.scenario).to(ctx.device)
     journal = Journal(ctx.process_group, {id(weight): name for name, weight in module.named_parameters()})
     states: set[int] = set()
