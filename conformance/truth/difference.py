@@ -38,8 +38,9 @@ class Difference:
 def difference(expected: Any, got: Any) -> Difference | None:
     """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout, entries and values.
 
-    Zeros have a sign. It does not depend on the order of a sum: a zero is negative if all addends are -0.0. Not-a-numbers
-    equal each other, whatever their payload, which hardware chooses. Exceptions are equal when type and message are.
+    Real zeros have a sign. It does not depend on the order of a sum: that of -0.0 alone is -0.0, every other 0.0. In
+    complex zeros it depends on how one multiplies. Not-a-numbers equal each other, whatever their payload, which
+    processors choose. Exceptions are equal when type and message are.
     """
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         return _of_tensors(expected, got)
@@ -86,20 +87,19 @@ def kind(tensor: Tensor) -> str:
 
 
 def equal_values(expected: Tensor, got: Tensor) -> Tensor:
-    """Return where two dense tensors of one shape hold the same value, zeros with a sign; not-a-number equals itself."""
-    if expected.is_complex():
-        return equal_values(torch.view_as_real(expected), torch.view_as_real(got)).all(-1)
-    same = (expected == got) & (expected.signbit() == got.signbit())
-    return same | (expected.isnan() & got.isnan()) if expected.is_floating_point() else expected == got
+    """Return where two dense tensors of one shape hold the same value; not-a-number equals itself."""
+    same = (expected == got) | ((expected != expected) & (got != got))
+    if expected.is_floating_point():
+        same &= expected.isnan() | (expected.signbit() == got.signbit())
+    return same
 
 
 def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     for name in ("dtype", "shape", "layout"):
         if (has := getattr(got, name)) != (needs := getattr(expected, name)):
             return Difference(f"has {name} {_plain(has)}, expected {_plain(needs)}")
-    if expected.layout is torch.strided and (whole := _WHOLE.get(expected.itemsize)) is not None:
-        if torch.equal(expected.view(whole), got.view(whole)):
-            return None  # as nearly all facts are
+    if expected.layout is torch.strided and _same_bits(expected, got):
+        return None  # as nearly all facts are
     if expected.layout is torch.sparse_coo and (needs := _entries(expected)) != (has := _entries(got)):
         return Difference(f"has entries at {show(has)}, expected entries at {show(needs)}")
     wanted, came = expected.to_dense(), got.to_dense()
@@ -118,6 +118,11 @@ def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     return Difference(
         f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, came.numel(), max_abs
     )
+
+
+def _same_bits(expected: Tensor, got: Tensor) -> bool:
+    whole = _WHOLE.get(expected.itemsize)
+    return whole is not None and torch.equal(expected.view(whole), got.view(whole))
 
 
 def _entries(tensor: Tensor) -> list[Any]:

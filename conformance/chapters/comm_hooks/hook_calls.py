@@ -152,10 +152,9 @@ def _exchanged(_: Journal, bucket: Any) -> Future[Any]:
     return _done(bucket.buffer())
 
 
-def _parts(journal: Journal, bucket: Any) -> Future[Any]:
-    """Sum complex numbers as torch's collectives do: what the future holds are their parts."""
-    buffer = bucket.buffer()
-    work = present(dist.all_reduce(torch.view_as_real(buffer), group=journal.group, async_op=True))
+def _future_value(journal: Journal, bucket: Any) -> Future[Any]:
+    """Sum, and return what the future of torch's collective holds: of complex numbers their parts."""
+    work = present(dist.all_reduce(bucket.buffer(), group=journal.group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
@@ -170,6 +169,7 @@ ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "several_collectives": _several_collectives,
     "blocking": _blocking,
     "exchanged": _exchanged,
+    "future_value": _future_value,
 }
 
 _Respond = Callable[[Any, Any], Any]
@@ -223,9 +223,6 @@ def _postponed(respond: _Respond) -> Any:
     return hook
 
 
-#: What a hook does with complex gradients alone.
-COMPLEX_ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {"parts": _parts}
-
 #: Kinds of callables: each makes one of a function that does the work.
 CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
     "lambda": lambda respond: lambda state, bucket: respond(state, bucket),
@@ -244,11 +241,11 @@ CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
 def hook_calls(ctx: RankContext) -> None:
     """Train `Factors` with a comm hook that records its calls. All ranks run it.
 
-    Arguments: `answer`, one of `ANSWERS` or `COMPLEX_ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
+    Arguments: `answer`, one of `ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
     `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave two weights
     out; `local_backwards` under no_sync in every step; `registered_at`, the step before which the hook is registered.
     """
-    answer = {**ANSWERS, **COMPLEX_ANSWERS}[ctx.arguments["answer"]]
+    answer = ANSWERS[ctx.arguments["answer"]]
     module: Any = _build(ctx.scenario).to(ctx.device)
     journal = Journal(ctx.process_group, {id(weight): name for name, weight in module.named_parameters()})
     states: set[int] = set()
