@@ -39,6 +39,7 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--definition", is_flag=True, help="Mutants of the definition of a DDP, which a machine makes.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Of those only N, evenly over its functions.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which N.")
+@click.option("--swaps", is_flag=True, help="Instead: which requirements speak of what is alike in their scenarios.")
 @click.option("--resume", is_flag=True, help="Go on with what --keep has in its folder of an earlier call.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew there what became of the mutants that run.")
 def command(
@@ -55,6 +56,7 @@ def command(
     definition: bool,
     sample: int | None,
     seed: int,
+    swaps: bool,
     resume: bool,
 ) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
@@ -73,6 +75,7 @@ def command(
     ddp-conformance mutants --read kept            what a user reads first of each, and whether it names the bug
     ddp-conformance mutants --definition --sample 200 --seed 1 --keep made
     ddp-conformance mutants --definition no_sync --profile core
+    ddp-conformance mutants --definition --swaps --profile quick
 
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
@@ -91,7 +94,7 @@ def command(
         _print_readings(read, names)
         return
     if definition:
-        _judge_definition(names, profile or "full", chapter, sample, seed, keep, resume)
+        _judge_definition(names, profile or "full", chapter, sample, seed, swaps, keep, resume)
         return
     catalogue = load_catalogue()
     if out is not None and (names or profile or chapter):
@@ -141,16 +144,25 @@ def command(
 
 
 def _judge_definition(
-    names: tuple[str, ...], profile: str, chapter: str, sample: int | None, seed: int, keep: Path | None, resume: bool
+    names: tuple[str, ...],
+    profile: str,
+    chapter: str,
+    sample: int | None,
+    seed: int,
+    swaps: bool,
+    keep: Path | None,
+    resume: bool,
 ) -> None:
-    """Judge mutants of the definition by the scenarios of a profile and chapter; what is known is kept in `keep`."""
-    from conformance.mutants.definition import headline, judge_all, sampled
+    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
+    from conformance.mutants.definition import Judge, ask_all, headline, judge_all, sampled
+    from conformance.mutants.swaps import SWAPS, unnoticed
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios
 
-    in_level = in_profile(profile, load_scenarios(), load_catalogue())
-    scenarios = [one for one in in_level if chapter in ("", one.chapter)]
+    catalogue = load_catalogue()
+    in_level = in_profile(profile, load_scenarios(), catalogue)
+    scenarios = {one.id: one for one in in_level if chapter in ("", one.chapter)}
     if not scenarios:
         raise ReportError(f"profile {profile} has no scenario of chapter {chapter}")
     with contextlib.ExitStack() as stack:
@@ -158,8 +170,15 @@ def _judge_definition(
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not resume:
             raise ReportError(f"{folder} is not empty; --resume goes on, if the suite is as it was")
+        mistakes = sampled(names, sample, seed)
+        asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
+        if swaps:
+            for swap in SWAPS:
+                ids = list(unnoticed(swap, catalogue, asked, scenarios))
+                say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
+            return
         verdicts = []
-        for one in judge_all(scenarios, sampled(names, sample, seed), folder, lambda text: say(text, err=True)):
+        for one in judge_all(mistakes, Judge(asked, scenarios), folder):
             verdicts.append(one)
             say(f"{len(verdicts):>5}  {one}", err=not one.is_open)
     say(f"{headline(verdicts)}.")

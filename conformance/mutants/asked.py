@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from multiprocessing.connection import Connection
-from types import ModuleType
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -20,17 +18,15 @@ from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.registry import get_program
 from conformance.programs.truth import PlainContext, plain_facts, truth_of
 from conformance.scenario import Scenario
+from conformance.truth import asking, backwards, casts, means, place, plain_bucket, plain_ddp, plain_join, tensors
 from conformance.truth.digest import digest
 from conformance.truth.expected import mismatch
 
 #: The modules of the definition: all that says what ranks must get, and not how plain ranks take turns.
-DEFINITION: tuple[ModuleType, ...] = tuple(
-    importlib.import_module(f"conformance.truth.{name}")
-    for name in ("plain_ddp", "means", "backwards", "plain_join", "casts", "place", "plain_bucket", "tensors", "asking")
-)
+DEFINITION = (plain_ddp, means, backwards, plain_join, casts, place, plain_bucket, tensors, asking)
 #: How long a fork may take for one scenario: a wrong definition may wait for ever.
 _SILENCE_S = 60.0
-_FORK = multiprocessing.get_context("fork")
+_END = "end"
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -101,29 +97,22 @@ def all_asked(scenarios: Iterable[Scenario]) -> Iterator[Asked]:
 
 def in_fork(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Yield what `work` yields in a fork of this process, and None in the end if the fork dies or falls silent."""
-    receiver, sender = _FORK.Pipe(duplex=False)
-    child = _FORK.Process(target=_send_all, args=(work, sender))
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: [sender.send(item) for item in chain(work(), [_END])])
     child.start()
     sender.close()
     try:
-        while receiver.poll(_SILENCE_S):
-            is_last, item = receiver.recv()
-            if is_last:
-                return
+        while (item := receiver.recv() if receiver.poll(_SILENCE_S) else None) not in (_END, None):
             yield item
-        yield None
     except EOFError:
-        yield None
+        item = None
     finally:
         child.kill()
         child.join()
         receiver.close()
-
-
-def _send_all(work: Callable[[], Iterator[Any]], sender: Connection) -> None:
-    for item in work():
-        sender.send((False, item))
-    sender.send((True, None))
+    if item is None:
+        yield None
 
 
 def _executed(call: Callable[[], dict[str, str]]) -> tuple[dict[str, str], dict[str, list[int]]]:

@@ -12,7 +12,7 @@ import random
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,37 +55,22 @@ class Verdict(msgspec.Struct, frozen=True):
         return f"{self.mistake}: {self.equivalent if self.equivalent and not self.killed_by else fate}"
 
 
-class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mistakes that change nothing, and why not."""
-
-    function: str
-    before: str
-    after: list[str]
-    why: str
-
-
-class Equivalents:
-    """The mistakes that are known to change nothing; raises `ReportError` where one of them cannot be made."""
-
-    def __init__(self, file: Path = _EQUIVALENT) -> None:
-        """Read them."""
-        listed = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8"))["equivalent"], list[Equivalent])
-        self._why = {(one.function, one.before, after): one.why for one in listed for after in one.after}
-        every = {(one.function, one.before, one.after) for module in DEFINITION for one in mistakes_in(module)}
-        if unknown := self._why.keys() - every:
-            raise ReportError(f"{file.name} explains what cannot be made: {sorted(unknown)}")
-
-    def why(self, mistake: Mistake) -> str:
-        """Return why a mistake changes nothing, empty if that is not known."""
-        return self._why.get((mistake.function, mistake.before, mistake.after), "")
+def equivalents(file: Path = _EQUIVALENT) -> dict[tuple[str, str, str], str]:
+    """Return why mistakes change nothing, by function and change; raises `ReportError` where one cannot be made."""
+    listed = tomllib.loads(file.read_text(encoding="utf-8"))["equivalent"]
+    why = {(one["function"], one["before"], after): one["why"] for one in listed for after in one["after"]}
+    every = {(one.function, one.before, one.after) for module in DEFINITION for one in mistakes_in(module)}
+    if unknown := why.keys() - every:
+        raise ReportError(f"{file.name} explains what cannot be made: {sorted(unknown)}")
+    return why
 
 
 class Judge:
     """Asks scenarios of mutants: those that killed most before, then one of each requirement, the cheapest first."""
 
-    def __init__(self, asked: Sequence[Asked], scenarios: dict[str, Scenario]) -> None:
+    def __init__(self, asked: Sequence[Asked], scenarios: Mapping[str, Scenario]) -> None:
         """Begin with what the `scenarios` ask of the right definition."""
-        self._asked, self._scenarios, self._equivalents = asked, scenarios, Equivalents()
+        self._asked, self._scenarios, self._equivalents = asked, scenarios, equivalents()
         self._kills: Counter[str] = Counter()
         self._is_firm: dict[str, bool] = {}
 
@@ -93,7 +78,7 @@ class Judge:
         """Ask of a mutant all that reaches it, until one kills it or the time is over."""
         reaching = [one for one in self._asked if one.reaches(mistake.module, mistake.lines)]
         reaching.sort(key=lambda one: -self._kills[one.id])
-        equivalent = self._equivalents.why(mistake)
+        equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
         most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
 
         def work() -> Iterator[tuple[float, list[str]]]:
@@ -145,24 +130,26 @@ def sampled(names: Sequence[str], size: int | None, seed: int) -> list[Mistake]:
     return list(itertools.islice(filter(None, in_turn), size))
 
 
-def judge_all(
-    scenarios: Iterable[Scenario], mistakes: Sequence[Mistake], folder: Path, say: Callable[[str], None]
-) -> Iterator[Verdict]:
-    """Yield what becomes of each mistake; `folder` keeps it at once, and nothing that it has is done again."""
-    by_id = {one.id: one for one in scenarios}
-    first = {one.id for one in one_per_requirement(by_id.values())}
-    asked = [one for one in _read(folder / "asked.jsonl", Asked) if one.id in by_id]
-    waiting = sorted(by_id.keys() - {one.id for one in asked}, key=lambda id_: id_ not in first)
-    for one in all_asked([by_id[id_] for id_ in waiting]):
+def ask_all(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str], None]) -> list[Asked]:
+    """Return what the scenarios ask, the cheapest of each requirement first; `folder` keeps it, and had some of it."""
+    first = {one.id for one in one_per_requirement(scenarios.values())}
+    asked = [one for one in _read(folder / "asked.jsonl", Asked) if one.id in scenarios]
+    done = {one.id for one in asked}
+    waiting = sorted((id_ for id_ in scenarios if id_ not in done), key=lambda id_: id_ not in first)
+    for one in all_asked([scenarios[id_] for id_ in waiting]):
         asked.append(_kept(folder / "asked.jsonl", one))
         if len(asked) % 100 == 0:
-            say(f"{len(asked):>5}/{len(by_id)}  scenarios asked")
+            say(f"{len(asked):>5}/{len(scenarios)}  scenarios asked")
     asked.sort(key=lambda one: (one.id not in first, one.cpu_s))
     reaching = [one for one in asked if one.lines]
     for one in reaching[:: max(1, len(reaching) // _NUM_WARMING)]:
-        facts_of(by_id[one.id])  # what torch does for the first time, it does before the forks
+        facts_of(scenarios[one.id])  # what torch does for the first time, it does before the forks
     gc.freeze()
-    judge = Judge(asked, by_id)
+    return asked
+
+
+def judge_all(mistakes: Sequence[Mistake], judge: Judge, folder: Path) -> Iterator[Verdict]:
+    """Yield what becomes of each mistake; `folder` keeps it, and nothing that it has is done again."""
     before = {one.mistake: one for one in _read(folder / "verdicts.jsonl", Verdict)}
     for mistake in mistakes:
         yield before.get(mistake) or _kept(folder / "verdicts.jsonl", judge.judge(mistake))

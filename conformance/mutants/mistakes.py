@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 _PAIRS = (
     (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn),
@@ -53,7 +53,9 @@ class Mistake:
         spot, _, node = list(_all_changes(tree))[self.number]
         for made in ast.walk(node):
             ast.copy_location(made, spot.node)
-        spot.put(node)
+        held = getattr(spot.owner, spot.field)
+        new = node if spot.index is None else [*held[: spot.index], node, *held[spot.index + 1 :]]
+        setattr(spot.owner, spot.field, new)
         wrong: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
         exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True), wrong)
         right = functions_in(vars(module), self.module)
@@ -62,39 +64,15 @@ class Mistake:
             right[name].__defaults__, right[name].__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
 
-@dataclass(frozen=True)
-class _Spot:
-    """Where a node of a syntax tree stands: in which field of its owner, at which index if that is a list."""
-
-    owner: ast.AST
-    field: str
-    index: int | None
-    function: str
-    statement: ast.stmt
-
-    @property
-    def node(self) -> Any:
-        held = getattr(self.owner, self.field)
-        return held if self.index is None else held[self.index]
-
-    def put(self, node: ast.AST) -> None:
-        held = getattr(self.owner, self.field)
-        new = node if self.index is None else [*held[: self.index], node, *held[self.index + 1 :]]
-        setattr(self.owner, self.field, new)
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        block = getattr(self.statement, "body", None)
-        last = block[0].lineno - 1 if isinstance(block, list) else self.statement.end_lineno
-        return self.statement.lineno, max(self.statement.lineno, last or 0)
-
-
 def mistakes_in(module: ModuleType) -> Iterator[Mistake]:
     """Yield all mistakes of a module, in the order of its source; none without `super()`, whose cell code must keep."""
     for number, (spot, operator, node) in enumerate(_all_changes(ast.parse(inspect.getsource(module)))):
         before, after = _text(spot.node), "" if isinstance(node, ast.Pass) else _text(node)
+        first, block = spot.statement.lineno, getattr(spot.statement, "body", None)
+        last = block[0].lineno - 1 if isinstance(block, list) else spot.statement.end_lineno
         if "super()" not in before or "super()" in after:
-            yield Mistake(module.__name__, spot.function, spot.lines, operator, before, after, number)
+            lines = (first, max(first, last))
+            yield Mistake(module.__name__, spot.function, lines, operator, before, after, number)
 
 
 def functions_in(namespace: Any, module: str, prefix: str = "") -> dict[str, FunctionType]:
@@ -107,6 +85,15 @@ def functions_in(namespace: Any, module: str, prefix: str = "") -> dict[str, Fun
         elif isinstance(function, FunctionType) and function.__module__ == module:
             found[prefix + name] = function
     return found
+
+
+class _Spot(NamedTuple):
+    owner: ast.AST
+    field: str
+    index: int | None
+    node: Any
+    function: str
+    statement: Any
 
 
 def _text(node: ast.AST) -> str:
@@ -128,7 +115,7 @@ def _spots(owner: ast.AST, function: str = "", statement: Any = None, inside: bo
                 continue
             around = node if isinstance(node, ast.stmt) else statement
             if inside and isinstance(node, ast.expr | ast.stmt):
-                yield _Spot(owner, field, index, function, around)
+                yield _Spot(owner, field, index, node, function, around)
             is_named = isinstance(node, ast.FunctionDef | ast.ClassDef)
             name = f"{function}.{node.name}".lstrip(".") if is_named else function  # type: ignore[attr-defined]
             yield from _spots(node, name, around, inside or isinstance(node, ast.FunctionDef))
@@ -140,9 +127,10 @@ def _changes(node: Any, field: str) -> Iterator[tuple[str, Any]]:
         yield "negate condition", ast.UnaryOp(ast.Not(), node)
         yield "condition is true", ast.Constant(True)
     match node:
-        case ast.Expr() | ast.AugAssign() | ast.For() | ast.Continue() | ast.If(orelse=[]):
-            yield "drop statement", ast.Pass()
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+        case (
+            ast.Expr() | ast.AugAssign() | ast.For() | ast.Continue() | ast.If(orelse=[])
+            | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])
+        ):  # fmt: skip
             yield "drop statement", ast.Pass()
         case ast.With():
             yield "drop the block's context", ast.If(ast.Constant(True), node.body, [])
@@ -152,20 +140,17 @@ def _changes(node: Any, field: str) -> Iterator[tuple[str, Any]]:
             yield "remove not", node.operand
         case ast.BoolOp():
             yield "and or or", ast.BoolOp(_OPPOSITE[type(node.op)](), node.values)
-            for index in range(len(node.values)):
-                rest = [*node.values[:index], *node.values[index + 1 :]]
+            for dropped in node.values:
+                rest = [each for each in node.values if each is not dropped]
                 yield "drop operand", ast.BoolOp(node.op, rest) if rest[1:] else rest[0]
         case ast.Compare(ops=[op, *_]) if type(op) in _OPPOSITE and field not in ("test", "ifs"):
             yield "comparison", ast.Compare(node.left, [_OPPOSITE[type(op)](), *node.ops[1:]], node.comparators)
         case ast.BinOp() if type(node.op) in _OPPOSITE:
             yield "arithmetic", ast.BinOp(node.left, _OPPOSITE[type(node.op)](), node.right)
         case ast.IfExp():
-            yield "always this branch", node.body
-            yield "always this branch", node.orelse
-        case ast.Constant(value=bool()):
-            yield "constant", ast.Constant(not node.value)
-        case ast.Constant(value=int()):
-            yield "constant", ast.Constant(node.value + 1)
+            yield from (("always this branch", branch) for branch in (node.body, node.orelse))
+        case ast.Constant(value=bool() | int()):
+            yield "constant", ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
         case ast.Call():
             yield from _calls(node)
         case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()) if name in _USUAL:

@@ -11,7 +11,7 @@ import pytest
 from conformance.errors import ReportError
 from conformance.mutants import definition
 from conformance.mutants.asked import DEFINITION, Asked, all_asked, in_fork
-from conformance.mutants.definition import Equivalents, Judge, judge_all, sampled
+from conformance.mutants.definition import Judge, equivalents, judge_all, sampled
 from conformance.mutants.mistakes import Mistake, mistakes_in
 from conformance.mutants.swaps import SWAPS, unnoticed
 from conformance.scenario import Scenario
@@ -57,21 +57,20 @@ def test_a_mistake_is_made_in_a_fork_alone() -> None:
 
 def test_a_mutant_is_killed_where_somebody_asks(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
     initial, effective = asked
-    assert Judge([initial], dict(scenarios)).judge(OF_EFFECTIVE).is_open
-    verdict = Judge(asked, dict(scenarios)).judge(OF_EFFECTIVE)
+    assert Judge([initial], scenarios).judge(OF_EFFECTIVE).is_open
+    verdict = Judge(asked, scenarios).judge(OF_EFFECTIVE)
     assert (verdict.killed_by, verdict.num_asked, verdict.num_reaching) == (effective.id, 2, 2)
 
 
 def test_who_does_not_ask_the_same_twice_kills_nobody(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
     unsteady = Asked(asked[1].id, {"0 step0/loss": "once"}, asked[1].lines, 0.0)
-    assert not Judge([unsteady], dict(scenarios)).judge(OF_EFFECTIVE).killed_by
+    assert not Judge([unsteady], scenarios).judge(OF_EFFECTIVE).killed_by
 
 
 def test_what_is_known_is_not_done_again(scenarios: Mapping[str, Scenario], asked: list[Asked], tmp_path: Path) -> None:
-    said: list[str] = []
-    first = list(judge_all(scenarios.values(), [OF_EFFECTIVE], tmp_path, said.append))
+    first = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios), tmp_path))
     (tmp_path / "verdicts.jsonl").write_text((tmp_path / "verdicts.jsonl").read_text().replace(IDS[1], "somebody"))
-    again = list(judge_all(scenarios.values(), [OF_EFFECTIVE], tmp_path, said.append))
+    again = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios), tmp_path))
     assert (first[0].killed_by, again[0].killed_by) == (IDS[1], "somebody")
 
 
@@ -89,11 +88,11 @@ def test_a_sample_is_even_over_functions_and_the_same_for_a_seed() -> None:
 
 
 def test_what_is_called_equivalent_can_be_made(tmp_path: Path) -> None:
-    assert Equivalents().why(OF_EFFECTIVE) == ""
+    assert ("PlainDDP.agree_on_round", OF_EFFECTIVE.before, OF_EFFECTIVE.after) not in equivalents()
     listed = tmp_path / "equivalent.toml"
     listed.write_text('[[equivalent]]\nfunction = "mean_of"\nbefore = "1"\nafter = ["2"]\nwhy = "it is"\n')
     with pytest.raises(ReportError, match="cannot be made"):
-        Equivalents(listed)
+        equivalents(listed)
 
 
 def test_every_mistake_can_be_put_in_the_place_of_the_code() -> None:

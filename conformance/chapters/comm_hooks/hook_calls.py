@@ -94,6 +94,9 @@ class Journal:
             "numel": sum(view.numel() for view in views) == buffer.numel(),
             "views": all(view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr() for view in views),
             "index": type(bucket.index()) is int,
+            "without a graph": not any(one.requires_grad for one in (buffer, *views)) and buffer.is_leaf,
+            "grad mode off": not torch.is_grad_enabled(),
+            "autocast off": not torch.is_autocast_enabled(buffer.device.type),
         }
         self.calls.append((bucket.index(), bucket.is_last(), names, surface, buffer.untyped_storage().data_ptr()))
         self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}

@@ -207,6 +207,12 @@ def KeepsItsBuffer(ddp: TorchDDP, register: Call, state: object, hook: Any) -> N
     _registered(register, state, lambda given, bucket: hook(given, _KeptBuffer(bucket)))
 
 
+@replaces(Ours, "register_comm_hook")
+def RecordsHooks(ddp: Ours, register: Call, state: object, hook: Any) -> None:
+    """BUG: hooks are called with grad mode on."""
+    _registered(register, state, torch.enable_grad()(hook))
+
+
 class _KeptBuffer:
     """A bucket whose buffer stays the same."""
 

@@ -91,6 +91,7 @@ def _means() -> Iterator[Scenario]:
     ways = (PLAIN.named("default"), VIEW, capped("small-buckets", 0.002), UNUSED)
     yield from _grid("GRAD-02", "", "agreement", (2, 3, 4), ways)
     yield from _grid("GRAD-25", "", "gradient_values", (2, 3, 4), each("values", ["not_finite"]))
+    yield from _grid("GRAD-25", "", "gradient_values", (2, 3), each("values", ["signed_zeros"]), _EITHER_VIEW)
     yield from _grid("GRAD-26", "", "gradient_values", (2, 4), each("values", ["large"]), _EITHER_VIEW)
 
 
