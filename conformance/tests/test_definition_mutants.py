@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,10 +73,6 @@ def test_what_is_known_is_not_done_again(scenarios: Mapping[str, Scenario], aske
     assert (first[0].killed_by, again[0].killed_by) == (IDS[1], "somebody")
 
 
-def test_a_fork_that_dies_is_told() -> None:
-    assert list(in_fork(lambda: iter([1, 1 / len("")]))) == [None]
-
-
 def test_a_sample_is_even_over_functions_and_the_same_for_a_seed() -> None:
     every = sampled((), None, 0)
     functions = {(one.module, one.function) for one in every}
@@ -93,15 +88,6 @@ def test_what_is_called_equivalent_can_be_made(tmp_path: Path) -> None:
     listed.write_text('[[equivalent]]\nfunction = "mean_of"\nbefore = "1"\nafter = ["2"]\nwhy = "it is"\n')
     with pytest.raises(ReportError, match="cannot be made"):
         equivalents(listed)
-
-
-def test_every_mistake_can_be_put_in_the_place_of_the_code() -> None:
-    def made() -> list[str]:
-        for one in random.Random(0).sample(sampled((), None, 0), 60):
-            one.make()
-        return ["made"]
-
-    assert list(in_fork(lambda: iter(made()))) == ["made"]
 
 
 def test_a_swap_is_unnoticed_where_things_are_alike(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
