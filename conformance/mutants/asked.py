@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -86,7 +87,7 @@ def all_asked(scenarios: Iterable[Scenario]) -> Iterator[Asked]:
     def work() -> Iterator[Asked]:
         for scenario in waiting:
             begun = time.process_time()
-            facts, lines = _executed(lambda of=scenario: facts_of(of))  # type: ignore[misc]
+            facts, lines = _executed(partial(facts_of, scenario))
             yield Asked(scenario.id, facts, lines, time.process_time() - begun)
 
     while waiting:

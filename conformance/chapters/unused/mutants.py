@@ -12,7 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
-from ddp_impl.autograd.anchor import Anchor
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
