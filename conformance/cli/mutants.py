@@ -157,6 +157,7 @@ def _judge_definition(
     from conformance.mutants.definition import Judge, ask_all, headline, judge_all, sampled
     from conformance.mutants.swaps import SWAPS, unnoticed
     from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.kept_scenarios import fingerprint
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios
 
@@ -168,8 +169,12 @@ def _judge_definition(
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not resume:
-            raise ReportError(f"{folder} is not empty; --resume goes on, if the suite is as it was")
+        made_of = folder / "made_of"
+        if not resume and any(folder.iterdir()):
+            raise ReportError(f"{folder} is not empty; --resume goes on")
+        if resume and not (made_of.exists() and made_of.read_text(encoding="utf-8") == fingerprint()):
+            raise ReportError(f"{folder} is of another suite, or of none; begin in an empty folder")
+        made_of.write_text(fingerprint(), encoding="utf-8")
         mistakes = sampled(names, sample, seed)
         asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
         if swaps:
