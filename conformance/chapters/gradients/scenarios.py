@@ -140,7 +140,7 @@ _USES = {
     "GRAD-12": ("gradient_set_before",),
     "GRAD-13": ("create_graph",),
     "GRAD-14": ("retain_graph",),
-    "GRAD-15": ("autograd_grad_first", "gradient_penalty"),
+    "GRAD-15": ("autograd_grad_first", "autograd_grad_on_one_rank", "gradient_penalty"),
     "GRAD-16": ("partial_backward",),
     "GRAD-21": ("change_in_place",),
     "GRAD-22": ("used_twice",),
