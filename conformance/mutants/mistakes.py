@@ -54,7 +54,7 @@ class Mistake:
         for made in ast.walk(node):
             ast.copy_location(made, spot.node)
         held = getattr(spot.owner, spot.field)
-        new = node if spot.index is None else [*held[: spot.index], node, *held[spot.index + 1 :]]
+        new = node if spot.position is None else [*held[: spot.position], node, *held[spot.position + 1 :]]
         setattr(spot.owner, spot.field, new)
         wrong: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
         exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True), wrong)
@@ -90,7 +90,7 @@ def functions_in(namespace: Any, module: str, prefix: str = "") -> dict[str, Fun
 class _Spot(NamedTuple):
     owner: ast.AST
     field: str
-    index: int | None
+    position: int | None
     node: Any
     function: str
     statement: Any
@@ -117,7 +117,7 @@ def _spots(owner: ast.AST, function: str = "", statement: Any = None, inside: bo
             if inside and isinstance(node, ast.expr | ast.stmt):
                 yield _Spot(owner, field, index, node, function, around)
             is_named = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            name = f"{function}.{node.name}".lstrip(".") if is_named else function  # type: ignore[attr-defined]
+            name = f"{function}.{node.name}".lstrip(".") if is_named else function
             yield from _spots(node, name, around, inside or isinstance(node, ast.FunctionDef))
 
 
@@ -149,8 +149,10 @@ def _changes(node: Any, field: str) -> Iterator[tuple[str, Any]]:
             yield "arithmetic", ast.BinOp(node.left, _OPPOSITE[type(node.op)](), node.right)
         case ast.IfExp():
             yield from (("always this branch", branch) for branch in (node.body, node.orelse))
-        case ast.Constant(value=bool() | int()):
-            yield "constant", ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+        case ast.Constant(value=bool(value)):
+            yield "constant", ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield "constant", ast.Constant(value + 1)
         case ast.Call():
             yield from _calls(node)
         case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()) if name in _USUAL:
