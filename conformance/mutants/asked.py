@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -100,7 +101,7 @@ def in_fork(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Yield what `work` yields in a fork of this process, and None in the end if the fork dies or falls silent."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=lambda: [sender.send(item) for item in chain(work(), [_END])])
+    child = fork.Process(target=lambda: deque(map(sender.send, chain(work(), [_END])), maxlen=0))
     child.start()
     sender.close()
     try:
@@ -133,4 +134,4 @@ def _executed(call: Callable[[], dict[str, str]]) -> tuple[dict[str, str], dict[
         return call(), {module: sorted(executed) for module, executed in lines.items() if executed}
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
