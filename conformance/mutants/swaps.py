@@ -54,6 +54,7 @@ def _ignoring_nothing(usual: Any, _: Any, ddp: Any, module: Any, *args: Any, **o
     usual(ddp, module, *args, **options)
 
 
+#: No value depends on whether the definition searches for unused parameters, or on `static_graph`.
 SWAPS = (
     Swap("another source rank", r"rank 0|joined last|still has data", "_share",
          lambda usual, _, ddp, what, tensors, root: usual(ddp, what, tensors, (root - 1) % ddp.place.size())),
@@ -69,8 +70,6 @@ SWAPS = (
     Swap("rank 0 for the last joiner", r"joined last", "take_last_state",
          lambda usual, _, ddp, **__: usual(ddp, is_mine=ddp.place.rank() == 0)),
     Swap("no ignored parameters", r"(?i)\bignored\b", "__init__", _ignoring_nothing),
-    _default(r"find_unused_parameters", "find_unused_parameters"),
-    _default(r"static_graph", "static_graph"),
     _default(r"(forward_sync|broadcast)_buffers|not synchronised", "forward_sync_buffers", "broadcast_buffers"),
     _default(r"init_sync", "init_sync"),
     _default(r"param_dtype|buffer_dtype|reduce_dtype", "mixed_precision"),
