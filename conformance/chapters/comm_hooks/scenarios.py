@@ -74,6 +74,7 @@ def _what_hooks_see() -> Iterator[Scenario]:
             yield from _calls("HOOK-04", "once", world_size, way, judge=("once",))
             yield from _calls("HOOK-04", "accumulation", world_size, way, judge=("once", "raw"), local_backwards=2)
             yield from _calls("HOOK-09", "", world_size, unused, way)
+            yield from _calls("HOOK-09", "doubled", world_size, unused, way, answer="exchanged")
             yield from _calls("HOOK-01", "", world_size, unused, way, judge=("raw",))
             yield from _calls("HOOK-03", "", world_size, skipping, way, judge=("order",))
             yield from _calls("HOOK-37", "", world_size, STATIC, way, judge=("once", "order", "raw"))
