@@ -68,6 +68,10 @@ MISTAKES = {
         "What every rank must keep for itself is reduced.",
         "Reduce neither ignored parameters nor what comes of a forward under `no_sync`, wherever its backward runs.",
     ),
+    "sign-of-zero": Mistake(
+        "The sign of a zero is lost.",
+        "Begin no sum with a zero of your own where every rank has a gradient.",
+    ),
     "off-by-rounding": Mistake(
         "Values are off by rounding only.",
         "Divide where the requirement says, and once.",

@@ -339,6 +339,10 @@ def _scattered(wanted: Tensor, came: Tensor, where: str) -> str:
     return f"{factor:g} times what was expected in {where}, the rest is right" if factor else ""
 
 
+def _sign_lost(case: WrongValue) -> str:
+    return "the sign of a zero differs" if torch.equal(wide(case.wanted), wide(case.came)) else ""
+
+
 def _rounded(case: WrongValue) -> str:
     if not case.came.is_floating_point() and not case.came.is_complex():
         return ""
@@ -379,6 +383,7 @@ OF_THE_SAME_KIND = (
     Rule("broadcast-unasked", 1, _broadcast_unasked),
     Rule("reduced-not-used", 1, _reduced_and_not_used),
     Rule("reduced-local", 1, _reduced),
+    Rule("sign-of-zero", 1, _sign_lost),
     Rule("off-by-rounding", 2, _rounded),
     Rule("zeros", 2, _all_zero),
     Rule("wrong-rank", 2, _misrouted),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +36,11 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--keep", type=NamedPath(file_okay=False), metavar="FOLDER", help="Keep there what ranks saw in kills.")
 @click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
 @click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill: what runs begin with.")
+@click.option("--definition", is_flag=True, help="Mutants of the definition of a DDP, which a machine makes.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Of those only N, evenly over its functions.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which N.")
+@click.option("--swaps", is_flag=True, help="Instead: which requirements speak of what is alike in their scenarios.")
+@click.option("--resume", is_flag=True, help="Go on with what --keep has in its folder of an earlier call.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew there what became of the mutants that run.")
 def command(
     names: tuple[str, ...],
@@ -46,10 +53,15 @@ def command(
     kills: Path | None,
     keep: Path | None,
     read: Path | None,
+    definition: bool,
+    sample: int | None,
+    seed: int,
+    swaps: bool,
+    resume: bool,
 ) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
 
-    NAMES are mutants; all, if none is given.
+    NAMES are mutants; all, if none is given. With --definition, parts of the names of its functions.
 
     \b
     ddp-conformance mutants                        each against the requirements that it is known to break
@@ -61,9 +73,13 @@ def command(
     ddp-conformance mutants --out detected.toml --kills conformance/spec/kills.toml
     ddp-conformance mutants --keep kept            also keep what ranks saw where a mutant was killed
     ddp-conformance mutants --read kept            what a user reads first of each, and whether it names the bug
+    ddp-conformance mutants --definition --sample 200 --seed 1 --keep made
+    ddp-conformance mutants --definition no_sync --profile core
+    ddp-conformance mutants --definition --swaps --profile quick
 
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
-    one that was known to survive, and when a scenario that killed also fails a subclass without a bug.
+    one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
+    --definition, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
     """
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
@@ -76,6 +92,9 @@ def command(
 
     if read is not None:
         _print_readings(read, names)
+        return
+    if definition:
+        _judge_definition(names, profile or "full", chapter, sample, seed, swaps, keep, resume)
         return
     catalogue = load_catalogue()
     if out is not None and (names or profile or chapter):
@@ -121,6 +140,54 @@ def command(
     if into is not None:
         _write(_renewed(before, found), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _judge_definition(
+    names: tuple[str, ...],
+    profile: str,
+    chapter: str,
+    sample: int | None,
+    seed: int,
+    swaps: bool,
+    keep: Path | None,
+    resume: bool,
+) -> None:
+    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
+    from conformance.mutants.definition import Judge, ask_all, headline, judge_all, sampled
+    from conformance.mutants.swaps import SWAPS, unnoticed
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.kept_scenarios import fingerprint
+    from conformance.spec.profile import in_profile
+    from conformance.suite import load_scenarios
+
+    catalogue = load_catalogue()
+    in_level = in_profile(profile, load_scenarios(), catalogue)
+    scenarios = {one.id: one for one in in_level if chapter in ("", one.chapter)}
+    if not scenarios:
+        raise ReportError(f"profile {profile} has no scenario of chapter {chapter}")
+    with contextlib.ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        made_of = folder / "made_of"
+        if not resume and any(folder.iterdir()):
+            raise ReportError(f"{folder} is not empty; --resume goes on")
+        if resume and not (made_of.exists() and made_of.read_text(encoding="utf-8") == fingerprint()):
+            raise ReportError(f"{folder} is of another suite, or of none; begin in an empty folder")
+        made_of.write_text(fingerprint(), encoding="utf-8")
+        mistakes = sampled(names, sample, seed)
+        asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
+        if swaps:
+            for swap in SWAPS:
+                ids = list(unnoticed(swap, catalogue, asked, scenarios))
+                say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
+            return
+        verdicts = []
+        for one in judge_all(mistakes, Judge(asked, scenarios), folder):
+            verdicts.append(one)
+            say(f"{len(verdicts):>5}  {one}", err=not one.is_open)
+    say(f"{headline(verdicts)}.")
+    if any(one.is_open for one in verdicts):
         click.get_current_context().exit(EXIT_FAILED)
 
 

@@ -194,6 +194,13 @@ def _autograd_grad_first(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     return {"slope": slope}
 
 
+def _autograd_grad_on_one_rank(model: nn.Module, turn: RankStep) -> Mapping[str, Any] | None:
+    if turn.rank == turn.step % 2:
+        return _autograd_grad_first(model, turn)
+    _ordinary(model, turn)
+    return None
+
+
 def _change_in_place(model: nn.Module, turn: RankStep) -> None:
     output = turn.forward(model, turn.inputs(5, WIDTH))
     output += 1
@@ -302,6 +309,7 @@ USES: Mapping[str, Use] = {
     "retain_graph": Use(layers, _retain_graph, refusal=_REFUSAL),
     "gradient_penalty": Use(layers, _gradient_penalty),
     "autograd_grad_first": Use(layers, _autograd_grad_first),
+    "autograd_grad_on_one_rank": Use(layers, _autograd_grad_on_one_rank),
     "change_in_place": Use(layers, _change_in_place),
     "without_clone": Use(layers, _without_clone),
     "two_forwards": Use(layers, _two_forwards),

@@ -26,8 +26,13 @@ def truth_of(scenario: Scenario) -> Mapping[int, Facts]:
     of this process. Where the program does not apply, no fact is expected. Raises what the program raises;
     `DesertedError` where its ranks wait for each other; `InexactError` where a mean is not exact.
     """
+    return plain_facts(scenario, PlainContext)
+
+
+def plain_facts(scenario: Scenario, kind: type[PlainContext]) -> Mapping[int, Facts]:
+    """Return what the ranks of a scenario report to contexts of this `kind` on plain ranks; raises as `truth_of`."""
     with single_threaded():
-        return on_plain_ranks(scenario.world_size, lambda rank, group: _observed(scenario, rank, group))
+        return on_plain_ranks(scenario.world_size, lambda rank, group: _observed(scenario, rank, group, kind))
 
 
 #: What a mistake of the program's own raises, of whatever DDP: as an expectation it would hold for every one.
@@ -57,8 +62,8 @@ class PlainContext(RankContext):
             self.facts[name] = must
 
 
-def _observed(scenario: Scenario, rank: int, group: PlainGroup) -> Facts:
-    context = PlainContext(scenario, rank, replica_device(), group, get_fixture(scenario.model))
+def _observed(scenario: Scenario, rank: int, group: PlainGroup, kind: type[PlainContext]) -> Facts:
+    context = kind(scenario, rank, replica_device(), group, get_fixture(scenario.model))
     try:
         get_program(scenario.program).body(context)
     except Unsupported:

@@ -26,7 +26,7 @@ _SUITE = Path(__file__).parent.parent
 def kept_scenarios(make: Callable[[], tuple[Scenario, ...]], suite: Path = _SUITE) -> tuple[Scenario, ...]:
     """Return what `make` returns, from the file in which an earlier call has kept it if no file of `suite` is newer."""
     file = Path(importlib.util.cache_from_source(str(suite / "scenarios.py"))).with_suffix(".kept")
-    made_of = _fingerprint(suite)
+    made_of = fingerprint(suite)
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):  # what marshal raises for a torn file
         kept_of, kept = marshal.loads(file.read_bytes())
         if kept_of == made_of:
@@ -38,7 +38,7 @@ def kept_scenarios(make: Callable[[], tuple[Scenario, ...]], suite: Path = _SUIT
     return scenarios
 
 
-def _fingerprint(suite: Path) -> str:
+def fingerprint(suite: Path = _SUITE) -> str:
     """Return a digest of names, sizes and times of all files that decide what the scenarios are, and of versions."""
     digest = hashlib.sha256(f"{sys.version} {importlib.metadata.version('torch')}".encode())
     for path, status in sorted(_sources(suite)):

@@ -92,6 +92,7 @@ TABLE = [
     ("reduced-not-used", NOT_USED, LEFT_OUT, "left-out"),
     ("broadcast-unasked", Case(OWN, (OWN[0], OWN[0]), name="start/buffer"), Case(OWN, (OWN[0], OWN[0])), "wrong-rank"),
     ("reduced-local", Case(OWN, (MEAN, MEAN)), SWAPPED, "wrong-rank"),
+    ("sign-of-zero", everywhere(-MEAN * 0, MEAN * 0), ROUNDED, "off-by-rounding"),
     ("off-by-rounding", ROUNDED, everywhere(FINE.half().float(), FINE), "low-precision"),
     ("zeros", everywhere(MEAN * 0), everywhere(in_part(0.0)), "part"),
     ("wrong-rank", SWAPPED, Case(OWN, (MEAN, MEAN)), "reduced-local"),

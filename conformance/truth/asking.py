@@ -16,12 +16,13 @@ def asking(output: Any, came: Callable[[Tensor], None]) -> Any:
     """Return the output; `came` is called when a tensor in it has got a gradient, not by `torch.autograd.grad`.
 
     Whatever else shares the memory of a tensor still sees what is changed in place. A parameter is returned as it is,
-    as is a tensor of a transform or one that is not real.
+    as is a tensor of a transform or one of whole numbers, which can have no gradient.
     """
     asked: dict[int, Tensor] = {}
 
     def ask(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point() or is_transformed(tensor):
+        can_have_one = tensor.is_floating_point() or tensor.is_complex()
+        if isinstance(tensor, nn.Parameter) or not can_have_one or is_transformed(tensor):
             return tensor
         owner = _owner(tensor)
         if id(owner) not in asked:

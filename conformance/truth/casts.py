@@ -20,7 +20,7 @@ from torch import Tensor, nn
 class LowPrecision:
     """What is cast to what, and nothing where it is None (torch's `_MixedPrecision`; pytorch/pytorch#92882).
 
-    `full_precision_modules` compute in full precision: their inputs are cast up, and their outputs down.
+    `full_precision_modules` compute in full precision with all that is in them: inputs are cast up, outputs down.
     """
 
     param_dtype: torch.dtype | None = None
@@ -86,7 +86,9 @@ class LowPrecision:
     def _low(self, module: nn.Module, ignored: Collection[str]) -> Iterator[None]:
         """Let the parts of `module` find casts in place of their parameters; one cast for each parameter."""
         full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
-        kept = {id(parameter) for part in full for parameter in part.parameters(recurse=False)}
+        within = {inner for part in full for inner in part.modules() if inner is not part}
+        full = [part for part in full if part not in within]
+        kept = {id(parameter) for part in full for parameter in part.parameters()}
         kept |= {id(parameter) for name, parameter in module.named_parameters() if name in ignored}
         casts: dict[int, Tensor] = {}
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from conformance.observation import Raised, Unmeasured
 
-#: The usual types of elements: those that `torch.equal` compares.
-_COMPARED_AT_ONCE = frozenset((
-    torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64,
-    torch.complex64, torch.complex128,
-))  # fmt: skip
+#: Whole numbers of as many bytes as an element, which tell the signs of zeros.
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,9 @@ class Difference:
 def difference(expected: Any, got: Any) -> Difference | None:
     """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout, entries and values.
 
-    Not-a-numbers must be in the same places and equal each other there; zeros equal each other whatever their sign,
-    because the sign of an exact zero depends on the order of a sum. Exceptions are equal when type and message are.
+    Real zeros have a sign. It does not depend on the order of a sum: that of -0.0 alone is -0.0, every other 0.0. In
+    complex zeros it depends on how one multiplies. Not-a-numbers equal each other, whatever their payload, which
+    processors choose. Exceptions are equal when type and message are.
     """
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         return _of_tensors(expected, got)
@@ -53,11 +51,11 @@ def difference(expected: Any, got: Any) -> Difference | None:
         return _of_mappings(expected, got)
     if _is_sequence(expected) and _is_sequence(got):
         return _of_sequences(expected, got)
-    if isinstance(expected, float | int) and isinstance(got, float | int) and _same_number(expected, got):
-        return None
-    if type(expected) is type(got) and expected == got:
-        return None
-    return Difference(f"is {show(got)}, expected {show(expected)}")
+    if isinstance(expected, float | int) and isinstance(got, float | int):
+        is_same = _same_number(expected, got)
+    else:
+        is_same = type(expected) is type(got) and expected == got
+    return None if is_same else Difference(f"is {show(got)}, expected {show(expected)}")
 
 
 def show(value: Any, num_elements: int = 6) -> str:
@@ -90,14 +88,17 @@ def kind(tensor: Tensor) -> str:
 
 def equal_values(expected: Tensor, got: Tensor) -> Tensor:
     """Return where two dense tensors of one shape hold the same value; not-a-number equals itself."""
-    return (expected == got) | ((expected != expected) & (got != got))
+    same = (expected == got) | ((expected != expected) & (got != got))
+    if expected.is_floating_point():
+        same &= expected.isnan() | (expected.signbit() == got.signbit())
+    return same
 
 
 def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     for name in ("dtype", "shape", "layout"):
         if (has := getattr(got, name)) != (needs := getattr(expected, name)):
             return Difference(f"has {name} {_plain(has)}, expected {_plain(needs)}")
-    if expected.layout is torch.strided and expected.dtype in _COMPARED_AT_ONCE and torch.equal(expected, got):
+    if expected.layout is torch.strided and _same_bits(expected, got):
         return None  # as nearly all facts are
     if expected.layout is torch.sparse_coo and (needs := _entries(expected)) != (has := _entries(got)):
         return Difference(f"has entries at {show(has)}, expected entries at {show(needs)}")
@@ -117,6 +118,11 @@ def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     return Difference(
         f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, came.numel(), max_abs
     )
+
+
+def _same_bits(expected: Tensor, got: Tensor) -> bool:
+    whole = _WHOLE.get(expected.itemsize)
+    return whole is not None and torch.equal(expected.view(whole), got.view(whole))
 
 
 def _entries(tensor: Tensor) -> list[Any]:
@@ -156,4 +162,5 @@ def _is_sequence(value: Any) -> bool:
 def _same_number(expected: float, got: float) -> bool:
     if isinstance(expected, bool) is not isinstance(got, bool):
         return False
-    return expected == got or (math.isnan(expected) and math.isnan(got))
+    same = expected == got and math.copysign(1, expected) == math.copysign(1, got)
+    return same or (math.isnan(expected) and math.isnan(got))

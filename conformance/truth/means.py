@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conformance.errors import certain
 from conformance.models.exact import exact_mean
 
 #: The gradients that ranks take away, by the names of their parameters; where a comm hook is to reduce, one rank's own,
@@ -35,8 +36,9 @@ def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None
 
     Real gradients are rounded to `dtype` first, if it is given; the mean has the dtype of the gradients. It is sparse
     where all are, with the rows that any of them has. Where one is not finite, the mean is none of finite numbers.
-    Raises `InexactError` where the sum depends on its order.
+    Raises `InexactError` where the sum depends on its order, `AssertionError` for gradients of more ranks.
     """
+    certain(len(gradients) <= divisor, f"gradients of {len(gradients)} ranks are divided by {divisor}")
     own = gradients[0].dtype
     wire = dtype if dtype is not None and own.is_floating_point else own
     dense = [(each.to_dense() if each.is_sparse else each).to(wire) for each in gradients]

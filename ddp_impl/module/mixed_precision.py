@@ -31,8 +31,8 @@ class MixedPrecision:
     `param_dtype`: parameters and inputs during forward and backward. `reduce_dtype`: gradients in collectives;
     `param_dtype` if None. `buffer_dtype`: floating-point buffers, for good, at construction. `cast_forward_inputs`:
     whether inputs of the wrapper are cast to `param_dtype`. Modules of `full_precision_modules` (say
-    `nn.BatchNorm2d`) compute in full precision: their inputs are cast up and their outputs down again. So do embeddings
-    with sparse gradients. Complex gradients are never reduced in another dtype.
+    `nn.BatchNorm2d`) compute in full precision with all modules in them: their inputs are cast up and their outputs
+    down again. So do embeddings with sparse gradients. Complex gradients are never reduced in another dtype.
     """
 
     param_dtype: torch.dtype | None = None
@@ -109,7 +109,9 @@ class PrecisionCaster:
     def __init__(self, module: nn.Module, config: MixedPrecision, ignored: Collection[str]) -> None:
         """Cast buffers for good and prepare the casts of parameters; `ignored` names stay untouched."""
         self.config = config
-        self._swap = ParameterSwap(module, ignored, self._stays_full)
+        self._full = [part for part in module.modules() if self._stays_full(part)]
+        self._within = {inner for part in self._full for inner in part.modules() if inner is not part}
+        self._swap = ParameterSwap(module, ignored, lambda part: part in self._within or part in self._full)
         if config.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if name not in ignored and buffer.is_floating_point():
@@ -121,7 +123,7 @@ class PrecisionCaster:
         drop_forward_hooks(module, lambda hook: isinstance(hook, ModuleHook) and hook.call is None)
         if self._casts is not None:
             self.cast_while_recomputing(module)
-            self._keep_full_precision(module)
+            self._keep_full_precision()
 
     @contextlib.contextmanager
     def casting(self, device: torch.device, *, at_once: bool) -> Iterator[None]:
@@ -176,9 +178,9 @@ class PrecisionCaster:
             if not self._running:
                 self._shown.close()
 
-    def _keep_full_precision(self, module: nn.Module) -> None:
-        for owner in module.modules():
-            if self._stays_full(owner):
+    def _keep_full_precision(self) -> None:
+        for owner in self._full:
+            if owner not in self._within:
                 owner.register_forward_pre_hook(self._hook(lambda _, inputs: self._cast_now(inputs, torch.float32)))
                 owner.register_forward_hook(self._hook(lambda _, __, out: self._cast_now(out, self.config.param_dtype)))
 

@@ -46,7 +46,7 @@ class Factors(nn.Module):
     def forward(self, factors: Sequence[Tensor | None]) -> Tensor:
         """Return one number that is linear in every weight that has a factor."""
         terms = [
-            (weight * factor).sum().to(torch.float32)
+            (weight * factor).sum().real.to(torch.float32)
             for weight, factor in zip(self.weights, factors, strict=True)
             if factor is not None
         ]
@@ -94,6 +94,9 @@ class Journal:
             "numel": sum(view.numel() for view in views) == buffer.numel(),
             "views": all(view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr() for view in views),
             "index": type(bucket.index()) is int,
+            "without a graph": not any(one.requires_grad for one in (buffer, *views)) and buffer.is_leaf,
+            "grad mode off": not torch.is_grad_enabled(),
+            "autocast off": not torch.is_autocast_enabled(buffer.device.type),
         }
         self.calls.append((bucket.index(), bucket.is_last(), names, surface, buffer.untyped_storage().data_ptr()))
         self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}
@@ -147,6 +150,17 @@ def _blocking(journal: Journal, bucket: Any) -> Future[Any]:
     return _done(bucket.buffer())
 
 
+def _exchanged(_: Journal, bucket: Any) -> Future[Any]:
+    bucket.set_buffer(bucket.buffer() * 2)
+    return _done(bucket.buffer())
+
+
+def _future_value(journal: Journal, bucket: Any) -> Future[Any]:
+    """Sum, and return what the future of torch's collective holds: of complex numbers their parts."""
+    work = present(dist.all_reduce(bucket.buffer(), group=journal.group, async_op=True))
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
 #: What a hook does.
 ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "identity": lambda _, bucket: _done(bucket.buffer()),
@@ -157,6 +171,8 @@ ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "through_views": _through_views,
     "several_collectives": _several_collectives,
     "blocking": _blocking,
+    "exchanged": _exchanged,
+    "future_value": _future_value,
 }
 
 _Respond = Callable[[Any, Any], Any]

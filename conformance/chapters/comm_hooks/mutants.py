@@ -195,3 +195,45 @@ def RecordsBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: bool = True
     with keeping_versions(ddp.modules_buffers):
         futures = ddp._buffer_hook.hook(ddp._buffer_hook.state, ddp.named_module_buffers)
     ddp.reducer.reduction.post_backward_futures.extend(futures or ())
+
+
+def _registered(register: Call, state: object, around: Callable[[Any, Any], Any]) -> None:
+    register(state, lambda given, bucket: around(given, bucket))
+
+
+@replaces(TorchDDP, "register_comm_hook")
+def KeepsItsBuffer(ddp: TorchDDP, register: Call, state: object, hook: Any) -> None:
+    """BUG: a hook that gives its bucket another buffer still finds the old one there."""
+    _registered(register, state, lambda given, bucket: hook(given, _KeptBuffer(bucket)))
+
+
+@replaces(Ours, "register_comm_hook")
+def RecordsHooks(ddp: Ours, register: Call, state: object, hook: Any) -> None:
+    """BUG: hooks are called with grad mode on."""
+    _registered(register, state, torch.enable_grad()(hook))
+
+
+class _KeptBuffer:
+    """A bucket whose buffer stays the same."""
+
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    def set_buffer(self, tensor: Tensor) -> None:
+        """Do nothing."""
+
+
+@replaces(Ours, "register_comm_hook")
+def TakesPartsForHalves(ddp: Ours, register: Call, state: object, hook: Any) -> None:
+    """BUG: of complex numbers all real parts are expected before all imaginary ones."""
+
+    def halves(future: Any) -> Any:
+        value = future.value()
+        held = value[0] if isinstance(value, (list, tuple)) else value
+        parts = torch.view_as_real(held) if held.is_complex() else held
+        return torch.complex(*parts.reshape(2, -1)) if held.is_complex() or held.dim() == 2 else value
+
+    _registered(register, state, lambda given, bucket: hook(given, bucket).then(halves))

@@ -74,6 +74,7 @@ def _what_hooks_see() -> Iterator[Scenario]:
             yield from _calls("HOOK-04", "once", world_size, way, judge=("once",))
             yield from _calls("HOOK-04", "accumulation", world_size, way, judge=("once", "raw"), local_backwards=2)
             yield from _calls("HOOK-09", "", world_size, unused, way)
+            yield from _calls("HOOK-09", "doubled", world_size, unused, way, answer="exchanged")
             yield from _calls("HOOK-01", "", world_size, unused, way, judge=("raw",))
             yield from _calls("HOOK-03", "", world_size, skipping, way, judge=("order",))
             yield from _calls("HOOK-37", "", world_size, STATIC, way, judge=("once", "order", "raw"))
@@ -97,7 +98,10 @@ def _what_hooks_are() -> Iterator[Scenario]:
     late = [arguments(f"before-step{step}", registered_at=step) for step in (1, 2)]
     yield from _calls("HOOK-13", "", 2, late, _LAYOUTS, judge=("raw",), answer="new_tensor")
     mixed = ["float32", "float64"]
+    imaginary = Variant("complex", arguments={"dtypes": ["complex64"]}, needs=("complex64",))
+    answers = each("answer", ("average", "exchanged", "future_value"))
     for way in _LAYOUTS:
+        yield from _calls("HOOK-14", "", 2, imaginary, answers, way)
         yield from _calls("HOOK-14", "dtypes", (2, 3), way, judge=("once", "order"), dtypes=mixed)
         yield from _calls("HOOK-14", "frozen", 2, way, judge=("once", "raw"), frozen=[1, 5])
         yield from _calls("HOOK-14", "alone", 1, way, judge=("once", "order", "raw"), answer="new_tensor")

@@ -227,6 +227,14 @@ def DifferentBits(ddp: ActsAfterBackward, after_reduced: Call) -> None:
 
 
 @replaces(ActsAfterBackward, "after_reduced")
+def AddsToZeros(ddp: ActsAfterBackward, after_reduced: Call) -> None:
+    """BUG: sums begin with 0.0, so that -0.0 on all ranks becomes 0.0."""
+    for parameter in ddp.module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.add_(0.0)
+
+
+@replaces(ActsAfterBackward, "after_reduced")
 def ContiguousGradients(ddp: ActsAfterBackward, after_reduced: Call) -> None:
     """BUG: gradients are contiguous whatever the strides of their parameters."""
     for parameter in ddp.module.parameters():

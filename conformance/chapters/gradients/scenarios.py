@@ -91,6 +91,7 @@ def _means() -> Iterator[Scenario]:
     ways = (PLAIN.named("default"), VIEW, capped("small-buckets", 0.002), UNUSED)
     yield from _grid("GRAD-02", "", "agreement", (2, 3, 4), ways)
     yield from _grid("GRAD-25", "", "gradient_values", (2, 3, 4), each("values", ["not_finite"]))
+    yield from _grid("GRAD-25", "", "gradient_values", (2, 3), each("values", ["signed_zeros"]), _EITHER_VIEW)
     yield from _grid("GRAD-26", "", "gradient_values", (2, 4), each("values", ["large"]), _EITHER_VIEW)
 
 
@@ -139,7 +140,7 @@ _USES = {
     "GRAD-12": ("gradient_set_before",),
     "GRAD-13": ("create_graph",),
     "GRAD-14": ("retain_graph",),
-    "GRAD-15": ("autograd_grad_first", "gradient_penalty"),
+    "GRAD-15": ("autograd_grad_first", "autograd_grad_on_one_rank", "gradient_penalty"),
     "GRAD-16": ("partial_backward",),
     "GRAD-21": ("change_in_place",),
     "GRAD-22": ("used_twice",),

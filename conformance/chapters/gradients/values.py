@@ -52,12 +52,18 @@ def _large(rank: int) -> Tensor:
     return torch.full((LENGTH,), _LARGE * (1.5 if rank % 2 else 1.0), dtype=torch.float16)
 
 
-_GRADIENTS = {"not_finite": _special, "large": _large}
+def _zeros(rank: int) -> Tensor:
+    """Return a rank's gradient of zeros that are negative on all ranks, on one or on none, or that come of a sum."""
+    first = 1.0 if rank == 0 else -1.0 if rank == 1 else 0.0
+    return torch.tensor([-0.0, math.copysign(0.0, first), 0.0, 12 * first, -0.0, 12.0])
+
+
+_GRADIENTS = {"not_finite": _special, "large": _large, "signed_zeros": _zeros}
 
 
 @program("gradient_values", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def gradient_values(ctx: RankContext) -> None:
-    """Reduce the gradients that argument `values` names: "not_finite" or "large". All ranks run it."""
+    """Reduce the gradients that argument `values` names, one of `_GRADIENTS`. All ranks run it."""
     gradient = _GRADIENTS[ctx.arguments["values"]](ctx.rank)
     module = Weight(gradient.dtype).to(ctx.device)
 
@@ -74,6 +80,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     values = _GRADIENTS[scenario.arguments["values"]]
     locals_ = torch.stack([values(rank) for rank in range(scenario.world_size)])
     mean = locals_.double().mean(0).to(locals_.dtype)
+    mean = torch.where(locals_.signbit().all(0), -mean.abs(), mean)  # torch's mean begins with a zero
     return {
         rank: {f"step{index}/grad/weight": mean for index in range(NUM_STEPS)} for rank in range(scenario.world_size)
     }

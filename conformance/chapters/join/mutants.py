@@ -196,3 +196,24 @@ def StaysInItsContext(ddp: Ours, join: Call, /, *args: Any, **kwargs: Any) -> Un
     context: UnevenInputs = join(*args, **kwargs)
     context.__class__ = _Staying
     return context
+
+
+@replaces(Ours, "divisor_in_join")
+def DividesOnlyWhatAllUse(ddp: Ours, divisor_in_join: Call, num_syncing: Tensor) -> int:
+    """BUG: by the number of ranks that still have data nothing is divided where ranks may leave parameters out."""
+    by_effective = not ddp._divide_by_initial_world_size and ddp.find_unused_parameters
+    return 1 if by_effective else divisor_in_join(num_syncing)
+
+
+@replaces(TorchDDP, "join_hook")
+def ClearsJoinedGradients(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -> Any:
+    """BUG: a rank that has run out of data loses what it had accumulated."""
+    hook = join_hook(**kwargs)
+    shadow = hook.main_hook
+
+    def clear() -> None:
+        ddp.zero_grad()
+        shadow()
+
+    hook.main_hook = clear
+    return hook

@@ -108,6 +108,8 @@ def _features() -> Iterator[Scenario]:
         yield from _train("JOIN-11", "three-micro-batches", "mlp", longer, by_three)
         yield from _train("JOIN-11", "view", "mlp", longer, by_two, VIEW)
         yield from _train("JOIN-11", "unused", "moe", longer, by_two)
+        yield from _train("JOIN-12", "moe-effective", "moe", inputs, _EFFECTIVE)
+        yield from _train("JOIN-12", "rank-branch-effective", "rank_branch", inputs, _EFFECTIVE)
         yield from _train("JOIN-12", "skipped", "moe", inputs, SKIPPING)
         yield from _train("JOIN-12", "two-heads", "two_heads", inputs, _EFFECTIVE)
         yield from _train("JOIN-13", "unused", "unused", inputs, STATIC, NO_UNUSED)

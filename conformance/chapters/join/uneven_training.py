@@ -26,8 +26,8 @@ def uneven_training(ctx: RankContext) -> None:
 
     Argument `optimizer`: "sgd" or "zero" (torch's `ZeroRedundancyOptimizer`, which joins as well).
 
-    Observes for each step `loss`, `grad/<name>` and, if the plan says so, `evaluation`; parameters after every context
-    and at the end; and `same_everywhere/<buffer>`. All ranks run it.
+    Observes for each step `loss`, `grad/<name>` and, if the plan says so, `evaluation`; gradients and parameters after
+    every context, parameters at the end; and `same_everywhere/<buffer>`. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)
     module = ctx.build_model()
@@ -42,6 +42,7 @@ def uneven_training(ctx: RankContext) -> None:
             for index in range(plan.num_inputs[ctx.rank]):
                 number = plan.step_number(context, index)
                 _step(ctx, model, module, optimizer, number, synchronised=plan.is_synchronised(index))
+        ctx.observe_gradients(f"context{context}", module)
         optimizer.zero_grad()
         ctx.observe_parameters(f"context{context}", module)
     for index in range(plan.even_steps):

@@ -130,6 +130,13 @@ def _evaluating(model: Any, turn: RankStep) -> Mapping[str, Any]:
     return {"evaluated": before, "kept": kept, **_ordinary(model, turn)}
 
 
+def _written(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    """Evaluate with other weights than those of the forward before."""
+    for parameter in model.parameters():
+        parameter.data.neg_()
+    return _evaluating(model, turn)
+
+
 def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
     refusing = [part for part in model.modules() if isinstance(part, Refusing)]
     for part in refusing:
@@ -172,8 +179,11 @@ CASES: Mapping[str, Case] = {
     "two_forwards": Case(layers.Layers, _two_forwards),
     "frozen": Case(layers.Frozen, _ordinary),
     "between": Case(layers.WithPReLU, _ordinary),
+    "within": Case(layers.WithBlock, _ordinary),
     "casts_itself": Case(layers.CastsItself, _ordinary),
     "evaluating": Case(layers.Layers, _evaluating),
+    "written": Case(layers.Layers, _written),
+    "written_checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _written),
     "lent": Case(layers.Lent, _ordinary),
     "lent_checkpoint": Case(lambda: layers.Lent(checkpointed=True), _input_gradient),
     "peeking": Case(layers.Peeking, _ordinary),

@@ -92,6 +92,23 @@ def NothingStaysFull(caster: PrecisionCaster, init: Call, module: nn.Module, con
     init(module, dataclasses.replace(config, full_precision_modules=()), ignored)
 
 
+@replaces(PrecisionCaster, "__init__")
+def LayersAloneStayFull(caster: PrecisionCaster, init: Call, module: nn.Module, config: Any, ignored: Any) -> None:
+    """BUG: of `full_precision_modules` those that hold others compute in low precision."""
+    holders = {type(part) for part in module.modules() if next(part.children(), None) is not None}
+    types = tuple(each for each in config.full_precision_modules if each not in holders)
+    init(module, dataclasses.replace(config, full_precision_modules=types), ignored)
+
+
+@replaces(Casts, "read")
+def EvaluatesWithOldCasts(casts: Casts, read: Call, parameter: Tensor) -> Tensor:
+    """BUG: an evaluation computes with the casts of the last training forward."""
+    if casts.with_gradients:
+        casts.__dict__.setdefault("old", {})[parameter] = read(parameter)
+        return read(parameter)
+    return casts.__dict__.get("old", {}).get(parameter, read(parameter))
+
+
 @as_part
 class CastsNoParameters(PrecisionCaster):
     """BUG: parameters are not cast: the module computes in full precision."""

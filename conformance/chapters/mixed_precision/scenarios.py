@@ -119,6 +119,8 @@ def _cases() -> Iterator[Scenario]:
         ("MIXED-02", "evaluating"),
         ("MIXED-02", "interrupted"),
         ("MIXED-27", "frozen_is_written"),
+        ("MIXED-27", "written"),
+        ("MIXED-27", "written_checkpoint"),
         ("MIXED-28", "lent"),
         ("MIXED-28", "lent_checkpoint"),
         ("MIXED-30", "stand_ins"),
@@ -151,6 +153,8 @@ def _wishes() -> Iterator[Scenario]:
         yield from _case("MIXED-17", "between", (2, 3), between, kept)
         uncast = _precision(precision.slug, **dtypes, cast_forward_inputs=False)
         yield from _case("MIXED-18", "casts_itself", (2, 3), uncast, Variant(needs=("cast_forward_inputs",)))
+    whole = _precision("", param_dtype="bfloat16", full_precision_modules=["Sequential"])
+    yield from _case("MIXED-17", "within", (2, 3), whole, kept)
     norm = model("batchnorm_mlp").named("batchnorm")
     for dtype in ("float16", "bfloat16"):
         precision = _precision(dtype, param_dtype=dtype, full_precision_modules=["BatchNorm1d"])

@@ -139,7 +139,7 @@ def _train(ctx: RankContext) -> dict[str, Any]:
     model: Any = ctx.wrap(module)
     inner = inner or _InBackward(scenario, module)
     if ctx.arguments.get("hook"):
-        model.register_comm_hook(None, _averaging_hook(ctx))
+        model.register_comm_hook(None, _doubling_hook(ctx))
     rest = _rest(scenario, module)
     seen: dict[str, int] = {}
     if watched := ctx.arguments.get("watch"):
@@ -193,12 +193,15 @@ def _after_step(index: int, module: nn.Module, inner: _InBackward) -> dict[str, 
     return facts
 
 
-def _averaging_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
-    def average(bucket: Any) -> Any:
-        work = present(dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True))
+def _doubling_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
+    """Return a hook of twice the mean, which shows where an optimizer steps on something else."""
+
+    def double(bucket: Any) -> Any:
+        buffer = bucket.buffer().mul_(2).div_(ctx.world_size)
+        work = present(dist.all_reduce(buffer, group=ctx.process_group, async_op=True))
         return work.get_future().then(lambda future: future.value()[0])
 
-    return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
+    return lambda _, bucket: double(bucket)  # without annotations, which torch compares with its own types
 
 
 @program("restarted_optimizer_in_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

@@ -55,6 +55,8 @@ class Layers(nn.Module):
             "tuple": lambda: (hidden, None),
             "dict": lambda: {"deep": [{"hidden": hidden}], "rows": len(hidden)},
             "dataclass": lambda: Answer(hidden, "rows"),
+            "complex": lambda: hidden.to(torch.complex64) * (1 + 1j),
+            "counted": lambda: (hidden, torch.arange(len(hidden), device=hidden.device), hidden > 0),
         }
         return shapes[returns]() if returns in shapes else hidden
 
@@ -103,6 +105,10 @@ def _as(returns: str) -> Callable[[Any, RankStep, bool], None]:
         turn.backward(_outer_head(turn, hidden))
 
     return use
+
+
+def _complex(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(turn.loss(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns="complex")))
 
 
 def _in_place(model: Any, turn: RankStep, idle: bool) -> None:
@@ -167,6 +173,8 @@ USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
     "tuple": _as("tuple"),
     "dict": _as("dict"),
     "dataclass": _as("dataclass"),
+    "complex": _complex,
+    "counted": _as("counted"),
     "in_place": _in_place,
     "two_forwards": _two_forwards,
     "two_idle_forwards": _two_idle_forwards,

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
+from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
@@ -188,3 +189,9 @@ def SaysNothingOfLateGradients(reducer: Reducer, take_gradient: Call, index: int
     """BUG: a gradient that comes after its parameter counted as unused stays local, without a word."""
     with mock.patch("ddp_impl.reducer.reducer.warnings.warn"):
         take_gradient(index)
+
+
+@replaces(Anchor, "tie")
+def TiesRealOutputs(anchor: Anchor, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+    """BUG: a complex output of a forward that used no parameter asks for no gradient."""
+    return tie(output, [tensor for tensor in tensors if tensor.is_floating_point()])
