@@ -34,7 +34,7 @@ USES: dict[str, Callable[[nn.Module, Any], object]] = {
     "as an array": lambda layer, grad: grad.numpy(),
     "its data": lambda layer, grad: grad.data,
     "an element": lambda layer, grad: float(grad[0, 0]),
-    "another backward": lambda layer, grad: (layer.weight * 2).sum().backward(),
+    "another backward": lambda layer, grad: layer(torch.ones(1, 3)).sum().backward(),
 }
 
 

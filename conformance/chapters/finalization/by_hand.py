@@ -56,7 +56,7 @@ def _finalize(ctx: RankContext, model: Any) -> None:
 
 def _readable(module: nn.Module) -> Mapping[str, Tensor]:
     """Return copies of the gradients that can be read."""
-    found = {}
+    found = dict[str, Tensor]()
     for name, parameter in module.named_parameters():
         with contextlib.suppress(RuntimeError):
             found |= {} if parameter.grad is None else {name: parameter.grad.detach().clone()}

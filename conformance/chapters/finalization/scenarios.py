@@ -61,7 +61,15 @@ def _finalized() -> Iterator[Scenario]:
     for use in USES:
         way = arguments(use=use) | Variant(needs=_NEEDS.get(use, ()), also=_OF_USES.get(use, ()))
         searching = UNUSED.named("") if use == "unused_by_rank" else PLAIN
-        ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE, VIEW | EACH_ALONE, VIEW | _LAZY, searching | _LAZY, UNUSED)
+        ways: tuple[Variant, ...] = (
+            PLAIN.at(2, 3),
+            VIEW,
+            EACH_ALONE,
+            VIEW | EACH_ALONE,
+            VIEW | _LAZY,
+            searching | _LAZY,
+            UNUSED,
+        )
         ways += () if use == "unused_by_rank" else (STATIC, STATIC | VIEW)
         first = "FINAL-08" if use in _NEEDS or use == "unused_by_rank" else "FINAL-01"
         yield from _by_hand(first, use.replace("_", "-"), "finalized_by_hand", 2, way, searching, ways)

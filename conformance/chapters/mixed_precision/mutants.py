@@ -103,10 +103,11 @@ def LayersAloneStayFull(caster: PrecisionCaster, init: Call, module: nn.Module, 
 @replaces(Casts, "read")
 def EvaluatesWithOldCasts(casts: Casts, read: Call, parameter: Tensor) -> Tensor:
     """BUG: an evaluation computes with the casts of the last training forward."""
+    old: dict[Tensor, Tensor] = casts.__dict__.setdefault("old", {})
+    cast: Tensor = read(parameter)
     if casts.with_gradients:
-        casts.__dict__.setdefault("old", {})[parameter] = read(parameter)
-        return read(parameter)
-    return casts.__dict__.get("old", {}).get(parameter, read(parameter))
+        old[parameter] = cast
+    return old.get(parameter, cast)
 
 
 @as_part
