@@ -68,7 +68,7 @@ class CompiledCalls:
         self._forward: _Forward | None = None
         self._told: set[str] = set()
         self._answered: tuple[dist.ProcessGroup, bool] | None = None  # whether all ranks of a group average in graph
-        self.averages_in_graph = False
+        self.averages_in_graph: InGraphReducer | None = None
 
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
@@ -79,7 +79,7 @@ class CompiledCalls:
         backward averages: it is asked if something is compiled. Must be entered at once, with Dynamo disabled.
         """
         self._forward = _Forward(module, compiler, averages)
-        self.averages_in_graph = False
+        self.averages_in_graph = None
         return exchanging_callbacks(self.exchanged, self._forward_is_over)
 
     def _forward_is_over(self) -> None:
@@ -198,7 +198,8 @@ class CompiledCalls:
         self._check_unchanged(module)
         ours = backend
         if aim.reduction is Reduction.IN_GRAPH:
-            ours = InGraphBackend(backend, self._reducers[aim.fusion, aim.wire_dtype], self._begin_in_graph)
+            averages = self._reducers[aim.fusion, aim.wire_dtype]
+            ours = InGraphBackend(backend, averages, functools.partial(self._begin_in_graph, averages))
         elif aim.reduction is Reduction.SPLIT:
             ours = SplitBackend(backend, self.averaged, self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
@@ -246,8 +247,8 @@ class CompiledCalls:
         forward.aim = forward.in_graph = None
         return call(*inputs, **kwargs)
 
-    def _begin_in_graph(self) -> None:
-        """Take note that a graph runs whose backward averages, when all ranks have one."""
+    def _begin_in_graph(self, averages: InGraphReducer) -> None:
+        """Take note that a graph runs whose backward averages as `averages` says, when all ranks have one."""
         if self._forward is None or self._forward.in_graph is None:
             return
         group = self._forward.in_graph.group
@@ -255,7 +256,7 @@ class CompiledCalls:
             if not self.agree(True):
                 raise _OthersSplitError
             self._answered = (group, True)
-        self.averages_in_graph = True
+        self.averages_in_graph = averages
 
     def forget_answer(self) -> None:
         """Ask the ranks anew whether all have one graph; all ranks of the group must call it.

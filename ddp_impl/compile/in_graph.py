@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.compile.averaging import GroupAlias, average_in_backward
+from ddp_impl.compile.checked_group import Nobody
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
 from ddp_impl.compile.graph_split import CompilerBackend
@@ -59,12 +60,18 @@ class InGraphReducer:
         self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
         self.divisor = torch.tensor(float(size_of(group)), device="cpu")
         self.group = GroupAlias(group)
+        self._members, self._nobody = group, Nobody()
         weakref.finalize(self, self.group.forget)
 
     def refer_to(self, group: dist.ProcessGroup) -> None:
         """Average over `group` from now on, in what is compiled already too."""
+        self._members = group
+
+    def take_effect(self, averages: bool) -> None:
+        """Let the graphs that run from now on average, or leave their gradients as they are. Not collective."""
+        group = self._members if averages else self._nobody
         if self.group.refer_to(group):
-            self.divisor.fill_(size_of(group))
+            self.divisor.data.fill_(size_of(group))  # data: graphs saved it in forward, and need the value of now
 
 
 class InGraphBackend:
