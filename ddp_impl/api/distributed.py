@@ -42,7 +42,7 @@ from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builti
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.who_averages import ForwardFacts, InGraph, all_capture, in_graph
+from ddp_impl.compile.who_averages import ForwardFacts, InGraph, in_graph
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
@@ -475,7 +475,7 @@ class DistributedDataParallel(JoinedWrapper):
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
-            lambda mine: all_capture(mine, reducer.peers, reducer.device),
+            reducer.planning.agree_on_order,
         )
         if self._comm_hook is not None:
             state, hook = self._comm_hook

@@ -16,8 +16,6 @@ from ddp_impl.base.options import ReducerOptions
 from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.torch_internals.compile import optimize_ddp
-from ddp_impl.wire import collectives
-from ddp_impl.wire.peers import Peers
 
 
 class Reduction(enum.Enum):
@@ -101,14 +99,3 @@ def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
     if answer is not None:
         return Reduction.IN_GRAPH
     return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
-
-
-def all_capture(mine: bool, peers: Peers, device: torch.device) -> bool:
-    """Return whether every rank captures the module as one graph, as this one does if `mine`.
-
-    All ranks must call it in one forward.
-    """
-    answer = torch.tensor(int(mine), device="cpu").to(device)
-    with peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
-        collectives.all_reduce_now(answer, peers.group, dist.ReduceOp.MIN)
-    return bool(answer)

@@ -47,13 +47,18 @@ class InGraphBackwards:
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, num_forwards, self._num_forwards = number, self._num_forwards, 0
             comes = brought_by_backward(self._reducer.reduction.graph.nodes)
-            accumulates = any(comes) or in_compiled_backward()
-            self._is_plain = accumulates and num_forwards <= 1 and self._nothing_else_accumulates(comes)
+            accumulates = self.accumulates(comes)
+            self._is_plain = accumulates and num_forwards <= 1 and self.nothing_else_accumulates(comes)
             if accumulates and not self._is_plain:
                 self._reducer.output_reached()
         averages.take_effect(self._is_plain)
 
-    def _nothing_else_accumulates(self, comes: Sequence[bool]) -> bool:
+    def accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether this backward accumulates gradients; compiled autograd has no engine to ask."""
+        return any(comes) or in_compiled_backward()
+
+    def nothing_else_accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether a graph computes all that this backward accumulates; `comes`: to which parameters it comes."""
         reducer = self._reducer
         return (
             reducer.reduction.iteration.progress is Progress.IDLE
