@@ -6,7 +6,8 @@ the graph averages. Otherwise its collectives do nothing in this backward, its g
 averages what stands in `.grad` behind the hooks, as in eager mode; or nobody does, where nothing accumulates
 (`torch.autograd.grad`).
 
-A rank decides by itself: the reducer's buckets are the graph's, so another rank need not decide alike.
+A rank decides by itself: the reducer's buckets are those of a graph that concatenates, so another rank need not decide
+alike. Where the user has graphs coalesce, or fuse nothing, it must.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class InGraphBackwards:
     def __init__(self, reducer: Reducer) -> None:
         """Await no backward."""
         self._reducer = reducer
-        self._num_forwards = 0  # since the last backward of a forward that averages in graph began
+        self._num_forwards = 0  # since the last such backward that accumulates began
         self._number = -1  # of that backward
         self._is_plain = True
 
@@ -45,12 +46,13 @@ class InGraphBackwards:
     def _reached(self, averages: InGraphReducer) -> None:
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
-            self._number, num_forwards, self._num_forwards = number, self._num_forwards, 0
+            self._number, self._is_plain = number, False
             comes = brought_by_backward(self._reducer.reduction.graph.nodes)
-            accumulates = self.accumulates(comes)
-            self._is_plain = accumulates and num_forwards <= 1 and self.nothing_else_accumulates(comes)
-            if accumulates and not self._is_plain:
-                self._reducer.output_reached()
+            if self.accumulates(comes):
+                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(comes)
+                self._num_forwards = 0
+                if not self._is_plain:
+                    self._reducer.output_reached()
         averages.take_effect(self._is_plain)
 
     def accumulates(self, comes: Sequence[bool]) -> bool:

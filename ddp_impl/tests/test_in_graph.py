@@ -81,6 +81,7 @@ def test_the_backward_issues_what_the_plan_says(recorder: CollectiveRecorder, fu
     ddp = wrap(model, fusion, bucket_cap_mb=7 * LAYER_BYTES / 2**20)
     call = torch.compile(ddp, backend="aot_eager", fullgraph=fullgraph)
     for _ in range(2):
+        model.zero_grad()
         recorder.start()
         backward(recorder, call(torch.ones(2, WIDTH)))
         operation = "all_reduce_coalesced" if fusion is Fusion.COALESCED else "all_reduce"
