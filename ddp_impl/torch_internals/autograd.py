@@ -39,6 +39,7 @@ class WhenBackwardEnds:
     """Calls `ended` when the backward that runs now is over, or `broke_off` if it raised.
 
     torch has no public call for it: public hooks run when single nodes of the graph are done.
+
     Autograd throws its callbacks away when a backward raises. That is the only notice of it which it gives. `broke_off`
     gets the exception and its traceback, as far as `_raised_below` finds them.
     """
