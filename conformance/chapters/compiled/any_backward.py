@@ -136,7 +136,8 @@ def _forgotten(turn: _Turn) -> None:
 
 
 def _checkpoint(turn: _Turn, *, reentrant: bool = False) -> None:
-    output = checkpoint(turn.forward, turn.inputs(), use_reentrant=reentrant)
+    with turn.rank.phase("forward"):  # that of the recomputation belongs to the backward
+        output = checkpoint(turn.model, turn.inputs(), use_reentrant=reentrant)
     turn.backward(turn.rank.loss(output))
 
 
