@@ -101,8 +101,10 @@ class CompiledScenarios:
         alone = [hook | arguments("rank-0", rank_0_alone=True) for hook in hooks]
 
         def crossed(*axes: Axis, slug: str = "", **order: Any) -> Iterator[Scenario]:
-            given = {"way": SCALARS_ALONE.named(""), "program": "any_backward", "compile_": order}
-            yield from self.written(requirement, slug, "compiled", 2, *axes, **given)
+            small = SCALARS_ALONE.named("")
+            yield from self.written(
+                requirement, slug, "compiled", 2, *axes, way=small, compile_=order, program="any_backward"
+            )
 
         yield from crossed(run, (empty, own), nobody)
         # AOTAutograd refuses to differentiate twice.

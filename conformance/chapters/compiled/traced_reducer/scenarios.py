@@ -115,5 +115,5 @@ def _others() -> Iterator[Scenario]:
         for backend in ("watched", "inductor"):
             both = {"backend": backend, "fusion": fusion}
             slug = f"{fusion}-{backend}"
-            order = (PLAIN, arguments("last-first", last_first=True))
-            yield from _make.written("TRACE-21", slug, "compiled_overlap", 2, order, compile_=both, way=one_layer)
+            run = (PLAIN, arguments("last-first", last_first=True))
+            yield from _make.written("TRACE-21", slug, "compiled_overlap", 2, run, compile_=both, way=one_layer)
