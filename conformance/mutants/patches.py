@@ -32,11 +32,11 @@ from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import expectations, reducer, reduction
 from ddp_impl.reducer.expectations import Every, Same, Some
+from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
 from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
@@ -55,7 +55,7 @@ _PLACES: dict[type, str] = {
     GraphSearch: "reducer.reduction.graph",
     Peers: "_peers",
     ParameterWatch: "_watch",
-    LocalGradients: "_local_gradients",
+    InGraphBackwards: "_in_graph_backwards",
     CompiledCalls: "_compiled_calls",
     Casts: "_caster._casts",
 }

@@ -42,13 +42,13 @@ from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builti
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.local_gradients import LocalGradients
-from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_capture, in_graph
+from ddp_impl.compile.who_averages import ForwardFacts, InGraph, in_graph
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.reducer import company
+from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.user_hooks import take_over_optimizers
 from ddp_impl.torch_internals.compile import frame_callback
@@ -59,7 +59,7 @@ from ddp_impl.wire.peers import Peers, slow_waits
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
     "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
-    "_local_gradients", "_peers", "_in_use", "_outputs_in_use",
+    "_in_graph_backwards", "_peers", "_in_use", "_outputs_in_use",
 )  # fmt: skip
 
 
@@ -321,7 +321,6 @@ class DistributedDataParallel(JoinedWrapper):
                 options=self._options,
                 group=self.process_group,
                 comm_hook=self._comm_hook,
-                local_gradients_wait=not self._local_gradients.none_await_reduction,
                 joins=self._join_config.enable,
                 steps_optimizers=self.reducer.reduction.steps_optimizers,
                 param_dtype=None if self._caster is None else self._caster.config.param_dtype,
@@ -338,10 +337,9 @@ class DistributedDataParallel(JoinedWrapper):
         if not torch.is_grad_enabled():
             return output
         tensors = find_tensors(output)
-        if self._compiled_calls.averages_in_graph:
-            self._local_gradients.forward_in_graph(tensors)
+        if (averages := self._compiled_calls.averages_in_graph) is not None:
+            self._in_graph_backwards.forward_in_graph(tensors, averages, self._outputs_in_use)
         elif synchronises:
-            self._local_gradients.forward_will_be_reduced()
             reported = output
             if self.reducer.expectation.allows_absence:
                 reported = self.reducer.expectation.tie(output, tensors)
@@ -355,9 +353,8 @@ class DistributedDataParallel(JoinedWrapper):
                 )
             self.reducer.prepare_for_backward(tensors if reported is output else find_tensors(reported))
             return reported
-        elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
-            self._local_gradients.forward_is_local(tensors)
         else:
+            self._in_graph_backwards.forward_ran()
             self.reducer.forward_was_local(tensors)
         return output
 
@@ -477,12 +474,12 @@ class DistributedDataParallel(JoinedWrapper):
         if self._caster is not None:
             weakref.finalize(outputs, self._caster.let_go)
         slow_waits.serve(outputs)
-        self._local_gradients = LocalGradients(self.reducer.reduction.used_locally)
+        self._in_graph_backwards = InGraphBackwards(self.reducer)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
-            lambda mine: all_capture(mine, reducer.peers, reducer.device),
+            reducer.planning.agree_on_order,
         )
         if self._comm_hook is not None:
             state, hook = self._comm_hook

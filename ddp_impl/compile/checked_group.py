@@ -59,3 +59,28 @@ class CheckedWork(dist.Work):
         self._unfinished.discard(self)
         finished(self._inner, self._operation, self._tensors)
         return True
+
+
+class _Done(dist.Work):
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+class Nobody(dist.ProcessGroup):
+    """Stands for a group where nothing is to be averaged: of one rank, so that sums are what they were."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+        self._done = _Done()  # C++ code holds the C++ part of a work only
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return a name, which compilers ask for."""
+        return "nobody"
+
+    def allreduce(self, tensors: list[Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
+        """Return a work that is done."""
+        return self._done
+
+    def allreduce_coalesced(self, tensors: list[Tensor], *options: Any) -> dist.Work:
+        """Return a work that is done."""
+        return self._done

@@ -8,7 +8,7 @@ averages the gradients of that forward (`who_averages`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +48,16 @@ class CompiledCalls:
     """
 
     def __init__(
-        self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps, agree: Callable[[bool], bool]
+        self,
+        averaged: AveragedParameters,
+        ignored: frozenset[str],
+        caps: BucketCaps,
+        agree: Callable[[Sequence[int] | None], Sequence[int] | None],
     ) -> None:
         """Take what DDP averages, the names it ignores, the caps of its buckets, and how ranks agree.
 
-        `agree(mine)` is collective: whether `mine` holds on every rank.
+        `agree(order)` is collective: it returns the order in which rank 0's backward completes gradients, if every rank
+        captures the module as one graph and has such an order; else None.
         """
         self._reduction: Reduction | None = None
         self._fusion: Fusion | None = None
@@ -66,8 +71,9 @@ class CompiledCalls:
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
         self._told: set[str] = set()
-        self._answered: tuple[dist.ProcessGroup, bool] | None = None  # whether all ranks of a group average in graph
-        self.averages_in_graph = False
+        # What the ranks of a group have agreed on: rank 0's order, or None if not all average in graph.
+        self._agreed: tuple[dist.ProcessGroup, Sequence[int] | None] | None = None
+        self.averages_in_graph: InGraphReducer | None = None
 
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
@@ -78,7 +84,7 @@ class CompiledCalls:
         backward averages: it is asked if something is compiled. Must be entered at once, with Dynamo disabled.
         """
         self._forward = _Forward(module, compiler, averages)
-        self.averages_in_graph = False
+        self.averages_in_graph = None
         return exchanging_callbacks(self.exchanged, self._forward_is_over)
 
     def _forward_is_over(self) -> None:
@@ -176,7 +182,7 @@ class CompiledCalls:
             if answer is not None and not self.is_whole:
                 self._tell_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
                 answer = None
-            if answer is not None and self._answered == (answer.group, False):
+            if answer is not None and self._agreed == (answer.group, None):
                 answer = None
             if answer is not None:
                 self._reducer_for(answer)  # the group may be another one than when it was compiled
@@ -197,7 +203,8 @@ class CompiledCalls:
         self._check_unchanged(module)
         ours = backend
         if aim.reduction is Reduction.IN_GRAPH:
-            ours = InGraphBackend(backend, self._reducers[aim.fusion, aim.wire_dtype], self._begin_in_graph)
+            averages = self._reducers[aim.fusion, aim.wire_dtype]
+            ours = InGraphBackend(backend, averages, self._agree, functools.partial(self._begin_in_graph, averages))
         elif aim.reduction is Reduction.SPLIT:
             ours = SplitBackend(backend, self.averaged, self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
@@ -234,34 +241,46 @@ class CompiledCalls:
         try:
             return call(*inputs, **kwargs)
         except Unsupported as error:
-            if self._answered == (group, True):
+            if self._agreed is not None and self._agreed[0] is group:
                 error.add_note(messages.IN_GRAPH_NO_MORE)
                 raise
-            self.agree(False)
+            self._agreed = group, self.agree(None)
             self._tell_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
         except _OthersSplitError:
             self._tell_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
-        self._answered = (group, False)
+        except _OtherOrderError:
+            self._reducers.clear()
+            self.callbacks.clear()
+            self.backends = [entry for entry in self.backends if not isinstance(entry[1], InGraphBackend)]
         forward.aim = forward.in_graph = None
         return call(*inputs, **kwargs)
 
-    def _begin_in_graph(self) -> None:
-        """Take note that a graph runs whose backward averages, when all ranks have one."""
+    def _agree(self, order: Sequence[int]) -> Sequence[int] | None:
+        """Return what the ranks of this forward's group agree on, the first of them with this rank's `order`."""
         if self._forward is None or self._forward.in_graph is None:
-            return
+            return order
         group = self._forward.in_graph.group
-        if self._answered != (group, True):
-            if not self.agree(True):
-                raise _OthersSplitError
-            self._answered = (group, True)
-        self.averages_in_graph = True
+        if self._agreed is None or self._agreed[0] is not group:
+            self._agreed = group, self.agree(order)
+        return self._agreed[1]
+
+    def _begin_in_graph(self, averages: InGraphReducer) -> None:
+        """Take note that a graph runs whose backward averages as `averages` says, when all ranks have one."""
+        if self._forward is None or self._forward.in_graph is None or averages.rules is None:
+            return
+        order = self._agree(averages.rules.order)
+        if order is None:
+            raise _OthersSplitError
+        if not averages.follow(order):
+            raise _OtherOrderError
+        self.averages_in_graph = averages
 
     def forget_answer(self) -> None:
         """Ask the ranks anew whether all have one graph; all ranks of the group must call it.
 
         One that comes back to a group may remember what the others, meanwhile in another one, have forgotten.
         """
-        self._answered = None
+        self._agreed = None
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
@@ -271,6 +290,10 @@ class CompiledCalls:
 
 class _OthersSplitError(Exception):
     """Another rank cannot capture its forward as one graph."""
+
+
+class _OtherOrderError(Exception):
+    """The graph was compiled for another order of gradients, rank 0's of a group that is no more."""
 
 
 @dataclass(slots=True)

@@ -48,11 +48,12 @@ class Fusion(enum.Enum):
 class FusionRules:
     """How the gradients of one model are fused; equal on every rank.
 
-    `specs` are all its averaged parameters, `caps` the sizes of its buckets. `wire_dtype` is what gradients are cast to
-    while they travel, None for their own dtype.
+    `specs` are all its averaged parameters, `order` their indices as rank 0's backward completes them, `caps` the sizes
+    of its buckets. `wire_dtype` is what gradients are cast to while they travel, None for their own dtype.
     """
 
     specs: tuple[ParameterSpec, ...]
+    order: tuple[int, ...]
     caps: BucketCaps
     fusion: Fusion = Fusion.CONCAT
     wire_dtype: torch.dtype | None = None
@@ -99,11 +100,8 @@ def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket
 
 
 def plan_buckets(rules: FusionRules, present: Sequence[tuple[ParameterSpec, Tensor]]) -> list[list[int]]:
-    """Return buckets as places in `present`: reverse order of registration, by kind, up to the caps.
-
-    Registration is the one order that is known to be equal on all ranks while graphs are compiled.
-    """
-    ordered = sorted(range(len(present)), key=lambda place: -present[place][0].index)
+    """Return buckets as places in `present`: in rank 0's order, by kind, up to the caps."""
+    ordered = sorted(range(len(present)), key=lambda place: rules.order.index(present[place][0].index))
     specs = []
     for number, place in enumerate(ordered):
         spec, value = present[place]

@@ -3,8 +3,8 @@
 `InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through
 `average_in_backward` and compiles the graph with the user's backend, whose backward graph then asks for one average per
 gradient; between tracing and code generation `fusion` fuses these as the model's bucket caps say. Whether we get
-in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the averages
-stay one by one.
+in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the reducer
+averages.
 
 The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
 collectives, and a rank cannot know that another one's graph lacks a parameter.
@@ -13,7 +13,7 @@ collectives, and a rank cannot know that another one's graph lacks a parameter.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,15 @@ from torch import Tensor, fx
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.compile.averaging import GroupAlias, average_in_backward
+from ddp_impl.compile.checked_group import Nobody
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
-from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
+from ddp_impl.compile.graph_parameters import (
+    AveragedParameters,
+    copied,
+    first_uses,
+    parameter_inputs,
+    ready_order,
+)
 from ddp_impl.compile.graph_split import CompilerBackend
 from ddp_impl.torch_internals.compile import (
     AotAutograd,
@@ -56,15 +63,28 @@ class InGraphReducer:
     ) -> None:
         """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
-        self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
+        self._caps, self._fusion, self._wire_dtype = caps, fusion, wire_dtype
+        self.rules: FusionRules | None = None  # until ranks have agreed on an order
         self.divisor = torch.tensor(float(size_of(group)), device="cpu")
         self.group = GroupAlias(group)
+        self._members, self._nobody = group, Nobody()
         weakref.finalize(self, self.group.forget)
 
     def refer_to(self, group: dist.ProcessGroup) -> None:
         """Average over `group` from now on, in what is compiled already too."""
+        self._members = group
+
+    def follow(self, order: Sequence[int]) -> bool:
+        """Fill buckets in `order`, rank 0's; return whether what is compiled already does. Equal on every rank."""
+        if self.rules is None:
+            self.rules = FusionRules(self.averaged.specs, tuple(order), self._caps, self._fusion, self._wire_dtype)
+        return self.rules.order == tuple(order)
+
+    def take_effect(self, averages: bool) -> None:
+        """Let the graphs that run from now on average, or leave their gradients as they are. Not collective."""
+        group = self._members if averages else self._nobody
         if self.group.refer_to(group):
-            self.divisor.fill_(size_of(group))
+            self.divisor.data.fill_(size_of(group))  # data: graphs saved it in forward, and need the value of now
 
 
 class InGraphBackend:
@@ -75,25 +95,39 @@ class InGraphBackend:
     """
 
     def __init__(
-        self, backend: CompilerBackend, reducer: InGraphReducer, begins: Callable[[], None] = lambda: None
+        self,
+        backend: CompilerBackend,
+        reducer: InGraphReducer,
+        agree: Callable[[Sequence[int]], Sequence[int] | None],
+        begins: Callable[[], None],
     ) -> None:
-        """Take the user's backend (a callable), the model's reducer, and what to call before a forward graph runs."""
+        """Take the user's backend (a callable), the model's reducer, and what to call before a forward graph runs.
+
+        `agree(order)` returns rank 0's order of gradients, given this rank's; None if a rank has no such graph.
+        """
         self.backend = backend
-        self._begins = begins
+        self._agree, self._begins = agree, begins
         self.reducer = reducer
         self.fused: list[tuple[FusedBucket, ...]] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile `gm`; as it is, if it uses no averaged parameter, as the graph of a hook.
+        """Compile `gm`; as it is, if it uses no averaged parameter, as the graph of a hook, or `backend` has no place.
 
         Raises `RuntimeError`, naming parameters, if it uses some and not all.
         """
-        if not parameter_inputs(gm, example_inputs, self.reducer.averaged):
+        uses = first_uses(gm, example_inputs, self.reducer.averaged)
+        if not uses:
+            return self.backend(gm, example_inputs, **options)
+        self._check_all_present(uses)
+        if self.reducer.rules is None:
+            order = ready_order(uses)
+            self.reducer.follow(self._agree(order) or order)
+        backend = with_backward_pass(self.backend, self.fuse, repr(self.reducer.rules))
+        if backend is self.backend:
             return self.backend(gm, example_inputs, **options)
         gm = copied(gm)
         self._insert_averages(gm, example_inputs)
         divisor = self.reducer.divisor
-        backend = with_backward_pass(self.backend, self.fuse, repr(self.reducer.rules))
         compiled = backend(gm, [*example_inputs, divisor], **options)
 
         def run(*inputs: Any) -> Any:
@@ -110,7 +144,6 @@ class InGraphBackend:
     def _insert_averages(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         graph = gm.graph
         inputs = parameter_inputs(gm, example_inputs, self.reducer.averaged)
-        self._check_all_present({spec.index for spec in inputs.values()})
         last_input = graph.find_nodes(op="placeholder")[-1]
         with graph.inserting_before(last_input.next):
             divisor = graph.placeholder("ddp_divisor")
@@ -127,7 +160,7 @@ class InGraphBackend:
                     user.replace_input_with(node, averaged)
         gm.recompile()
 
-    def _check_all_present(self, present: set[int]) -> None:
+    def _check_all_present(self, present: Collection[int]) -> None:
         missing = [spec.name for spec in self.reducer.averaged.specs if spec.index not in present]
         if missing:
             raise RuntimeError(
@@ -139,7 +172,8 @@ class InGraphBackend:
 
     def fuse(self, gm: fx.GraphModule) -> None:
         """Put the reductions of a backward graph where its gradients are there, fused into buckets."""
-        fused = fuse(gm.graph, {self.reducer.group.name: self.reducer.rules})
+        rules = {self.reducer.group.name: self.reducer.rules} if self.reducer.rules is not None else {}
+        fused = fuse(gm.graph, rules)
         if fused:
             self.fused.append(fused)
             gm.recompile()

@@ -16,9 +16,6 @@ from ddp_impl.base.options import ReducerOptions
 from ddp_impl.buckets.comm_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.torch_internals.compile import optimize_ddp
-from ddp_impl.torch_internals.tensors import has_tensor_hooks
-from ddp_impl.wire import collectives
-from ddp_impl.wire.peers import Peers
 
 
 class Reduction(enum.Enum):
@@ -45,8 +42,7 @@ class ForwardFacts:
     """What the answer depends on in one forward; equal on every rank.
 
     `synchronises`: it runs outside of `no_sync`, with gradients enabled. `comm_hook` is (state, hook) as registered, or
-    None. `local_gradients_wait`: unsynchronised gradients wait for their first reduction. `param_dtype` is what mixed
-    precision computes in, None without it.
+    None. `param_dtype` is what mixed precision computes in, None without it.
     """
 
     synchronises: bool
@@ -54,7 +50,6 @@ class ForwardFacts:
     options: ReducerOptions
     group: dist.ProcessGroup
     comm_hook: tuple[Any, Any] | None
-    local_gradients_wait: bool
     joins: bool
     steps_optimizers: bool
     param_dtype: torch.dtype | None
@@ -75,8 +70,8 @@ def wanted_reduction() -> Reduction:
 def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
     """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
 
-    A graph averages nothing but what it computes. So it cannot average along with gradients that wait, and it does only
-    the plain average and those comm hooks that cast.
+    A graph knows only dense gradients, of which none must be reduced after the others. It does only the plain average
+    and those comm hooks that cast.
     """
     wire = wire_format(forward.comm_hook, forward.group)
     options = forward.options
@@ -85,8 +80,7 @@ def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
         wanted is not Reduction.IN_GRAPH
         or not forward.synchronises
         or wire is None
-        or not _can_average_in_graph(forward.averaged)
-        or forward.local_gradients_wait
+        or any(spec.sparse or spec.delayed for spec in forward.averaged.specs)
         or forward.joins
         or options.find_unused_parameters
         or options.static_graph
@@ -95,7 +89,7 @@ def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
         or casts_otherwise
     ):
         return None
-    return InGraph(forward.group, wire.dtype)
+    return InGraph(forward.group, wire.dtype or forward.param_dtype)
 
 
 def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
@@ -106,25 +100,3 @@ def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
     if answer is not None:
         return Reduction.IN_GRAPH
     return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
-
-
-def _can_average_in_graph(averaged: AveragedParameters) -> bool:
-    """Whether all gradients are dense, none must be reduced after the others, and no hook reads local ones.
-
-    A hook on a parameter sees its local gradient, as in eager mode, only if the average comes after it.
-    """
-    return not (
-        any(spec.sparse or spec.delayed for spec in averaged.specs)
-        or any(has_tensor_hooks(parameter) for parameter in averaged.parameters)
-    )
-
-
-def all_capture(mine: bool, peers: Peers, device: torch.device) -> bool:
-    """Return whether every rank captures the module as one graph, as this one does if `mine`.
-
-    All ranks must call it in one forward.
-    """
-    answer = torch.tensor(int(mine), device="cpu").to(device)
-    with peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
-        collectives.all_reduce_now(answer, peers.group, dist.ReduceOp.MIN)
-    return bool(answer)

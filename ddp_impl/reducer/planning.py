@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ddp_impl.base import messages
@@ -84,6 +86,26 @@ class BucketPlanning:
             learnt.order = [number for number in answer.of_rank_0 if number >= 0]
             if not all(answer.alike):
                 self.reduction.order.ranks_diverge = True
+
+    def agree_on_order(self, mine: Sequence[int] | None) -> Sequence[int] | None:
+        """Return rank 0's order of gradients, by which buckets are planned from now on; None if a rank has none.
+
+        `mine`: the order that this rank's compiled backward has. All ranks must call it in one forward. Buckets that
+        follow an order already keep it.
+        """
+        reduction, learnt = self.reduction, self.reduction.learnt
+        told = [0] * len(self.specs) if mine is None else mine
+        if learnt.has_rebuilt_buckets:
+            told = [member.index for bucket in reduction.buckets for member in bucket.members]
+        with reduction.peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
+            answer = Round(reduction.group, reduction.device, counts=[mine is not None], of_rank_0=told).result()
+        if answer.counts[0] < answer.num_ranks:
+            return None
+        rebuilds = not (learnt.has_rebuilt_buckets or reduction.options.caps.measured)
+        if rebuilds and reduction.iteration.progress is Progress.IDLE:
+            learnt.order = [reduction.peers.number, *answer.of_rank_0]
+            self.rebuild()
+        return answer.of_rank_0
 
     def _awaited(self) -> str:
         return messages.order([member.name for member in self.reduction.members])

@@ -182,7 +182,7 @@ class Reducer:
         self.hooks.captures, self.early_moves.movable = captures, not captures
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
-        iteration.is_announced |= self.hooks.on_backward(outputs, self._output_reached, in_use)
+        iteration.is_announced |= self.hooks.on_backward(outputs, self.output_reached, in_use)
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -275,7 +275,7 @@ class Reducer:
 
     # -- a backward begins --------------------------------------------------------------------------------------------
 
-    def _output_reached(self) -> None:
+    def output_reached(self) -> None:
         """Take the report that a backward has reached an output of forward."""
         if not (self._backward.is_compiled and self._was_handed_out_early):
             self.begin_backward()

@@ -77,6 +77,10 @@ def specs_for(shapes: list[tuple[int, ...]], item_bytes: int = 4) -> tuple[Param
     )
 
 
+def rules_for(specs: tuple[ParameterSpec, ...], *rest: Any) -> FusionRules:
+    return FusionRules(specs, tuple(reversed(range(len(specs)))), *rest)
+
+
 def count(gm: fx.GraphModule, target: Any) -> int:
     return len(gm.graph.find_nodes(op="call_function", target=target))
 
@@ -100,7 +104,7 @@ def backward_of(group: str, shapes: list[tuple[int, ...]] = SHAPES) -> tuple[fx.
 def test_the_averages_are_the_same(names: tuple[str, str], fusion: Fusion, wire_dtype: torch.dtype | None) -> None:
     gm, inputs = backward_of(names[0])
     truth = gm(*inputs)
-    rules = FusionRules(specs_for(SHAPES), BucketCaps(8, 24), fusion, wire_dtype)
+    rules = rules_for(specs_for(SHAPES), BucketCaps(8, 24), fusion, wire_dtype)
     fused = fuse(gm.graph, {names[0]: rules})
     gm.recompile()
     assert count(gm, AVERAGE) == 0
@@ -120,7 +124,7 @@ def test_buckets_are_those_of_the_plan_whatever_the_order_in_the_graph(names: tu
     for index in (2, 0, 4, 1, 3):
         backward.gradient(names[0], index, SHAPES[index])
     gm = backward.finished()
-    fused = fuse(gm.graph, {names[0]: FusionRules(specs_for(SHAPES), BucketCaps(20, 20))})
+    fused = fuse(gm.graph, {names[0]: rules_for(specs_for(SHAPES), BucketCaps(20, 20))})
     # 5, 4, 1, 6 and 3 numbers of 4 bytes, from the last registered to the first; a bucket closes at 20 bytes
     assert [bucket.names for bucket in fused] == [("p4",), ("p3", "p2"), ("p1",), ("p0",)]
     assert [bucket.num_bytes for bucket in fused] == [20, 20, 24, 12]
@@ -129,14 +133,14 @@ def test_buckets_are_those_of_the_plan_whatever_the_order_in_the_graph(names: tu
 
 def test_a_list_of_caps_is_used(names: tuple[str, str]) -> None:
     gm, _ = backward_of(names[0])
-    fused = fuse(gm.graph, {names[0]: FusionRules(specs_for(SHAPES), BucketCaps(36, 36, (36, 4)))})
+    fused = fuse(gm.graph, {names[0]: rules_for(specs_for(SHAPES), BucketCaps(36, 36, (36, 4)))})
     assert [bucket.names for bucket in fused] == [("p4", "p3"), ("p2",), ("p1",), ("p0",)]
 
 
 @pytest.mark.parametrize("fusion", list(Fusion))
 def test_collectives_are_issued_early_and_waited_for_late(names: tuple[str, str], fusion: Fusion) -> None:
     gm, _ = backward_of(names[0])
-    fuse(gm.graph, {names[0]: FusionRules(specs_for(SHAPES), BucketCaps(1, 1), fusion)})
+    fuse(gm.graph, {names[0]: rules_for(specs_for(SHAPES), BucketCaps(1, 1), fusion)})
     computations = positions(gm, torch.ops.aten.full.default)
     launches = positions(gm, collective.all_reduce.default) + positions(gm, collective.all_reduce_coalesced.default)
     waits = positions(gm, collective.wait_tensor.default)
@@ -152,7 +156,7 @@ def test_an_average_that_is_used_in_the_graph_is_waited_for_there(names: tuple[s
     backward.gradient(names[0], 0, (2,))
     gm = backward.finished()
     truth = gm(*backward.inputs)
-    fuse(gm.graph, {names[0]: FusionRules(specs_for([(2,), (2,)]), BucketCaps(1, 1))})
+    fuse(gm.graph, {names[0]: rules_for(specs_for([(2,), (2,)]), BucketCaps(1, 1))})
     gm.recompile()
     assert all(torch.equal(a, b) for a, b in zip(gm(*backward.inputs), truth, strict=True))
     assert positions(gm, collective.wait_tensor.default)[0] < positions(gm, torch.ops.aten.abs.default)[0]
@@ -169,8 +173,8 @@ def test_models_and_dtypes_are_never_merged_and_have_their_own_divisors_and_caps
     gm = backward.finished()
     inputs = [*backward.inputs, torch.tensor(2.0)]
     truth = gm(*inputs)
-    first = FusionRules(specs_for([(3,)] * 4), BucketCaps(100, 100))
-    second = FusionRules(specs_for([(3,)] * 4), BucketCaps(24, 24), Fusion.COALESCED)
+    first = rules_for(specs_for([(3,)] * 4), BucketCaps(100, 100))
+    second = rules_for(specs_for([(3,)] * 4), BucketCaps(24, 24), Fusion.COALESCED)
     fused = fuse(gm.graph, {names[0]: first, names[1]: second})
     gm.recompile()
     assert all(torch.equal(a, b) for a, b in zip(gm(*inputs), truth, strict=True))
@@ -191,7 +195,7 @@ def test_other_collectives_and_models_without_rules_are_left_alone(names: tuple[
     backward.outputs.append(backward.compute(collective.wait_tensor.default, foreign))
     gm = backward.finished()
     before = str(foreign.args), [user.target for user in foreign.users]
-    fuse(gm.graph, {names[0]: FusionRules(specs_for([(3,)]), BucketCaps(1, 1))})
+    fuse(gm.graph, {names[0]: rules_for(specs_for([(3,)]), BucketCaps(1, 1))})
     assert (str(foreign.args), [user.target for user in foreign.users]) == before
     assert count(gm, AVERAGE) == 1
 
@@ -208,7 +212,7 @@ def test_any_order_dtype_and_cap_gives_the_same_averages(names: tuple[str, str],
     truth = gm(*backward.inputs)
     fusion = data.draw(st.sampled_from(list(Fusion)))
     caps = BucketCaps(data.draw(st.integers(0, 60)), data.draw(st.integers(0, 90)))
-    fused = fuse(gm.graph, {names[0]: FusionRules(specs_for(shapes), caps, fusion)})
+    fused = fuse(gm.graph, {names[0]: rules_for(specs_for(shapes), caps, fusion)})
     gm.recompile()
     for expected, actual in zip(truth, gm(*backward.inputs), strict=True):
         assert actual.dtype is expected.dtype

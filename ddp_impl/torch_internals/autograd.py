@@ -35,13 +35,10 @@ def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
     return torch.autograd.profiler.record_function(name) if profiler_runs() else contextlib.nullcontext()
 
 
-def call_when_backward_ends(callback: Callable[[], None]) -> None:
-    """Have autograd call `callback` once, when the backward that runs now is over; no public call does."""
-    Variable._execution_engine.queue_callback(callback)
-
-
 class WhenBackwardEnds:
     """Calls `ended` when the backward that runs now is over, or `broke_off` if it raised.
+
+    torch has no public call for it: public hooks run when single nodes of the graph are done.
 
     Autograd throws its callbacks away when a backward raises. That is the only notice of it which it gives. `broke_off`
     gets the exception and its traceback, as far as `_raised_below` finds them.

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters.compiled.any_backward import BACKWARDS, HOOKS, STATES
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.variants import PLAIN, Variant, capped, dashed, fields, options
+from conformance.chapters.variants import (
+    PLAIN,
+    SCALARS_ALONE,
+    Variant,
+    arguments,
+    capped,
+    dashed,
+    each,
+    fields,
+    options,
+)
 from conformance.scenario import Scenario
 
 #: Long, because compiling is slow without a cache; short enough to detect a rank that hangs.
@@ -77,6 +88,31 @@ class CompiledScenarios:
         """Yield a course of program `membership` with two steps in each of `phases`, compiled once."""
         given = {"phases": [[members, ["step", "step"]] for members in phases], "num_captured": [1, 1], **rest}
         yield from self.compiled(requirement, f"{len(phases)}-phases", "membership", worlds, **given)
+
+    def backwards(self, requirement: str) -> Iterator[Scenario]:
+        """Yield all ways to run a backward, all hooks, and what stands in `.grad`, for what is compiled in any way."""
+        once, nobody = arguments(backward="once"), arguments(hook="nobody")
+        empty, own = each("state", ["none", "own"])
+        run, states, hooks = (
+            each("backward", [name for name in BACKWARDS if name != "twofold"]),
+            each("state", STATES),
+            each("hook", list(HOOKS)[1:]),
+        )
+        alone = [hook | arguments("rank-0", rank_0_alone=True) for hook in hooks]
+
+        def crossed(*axes: Axis, slug: str = "", **order: Any) -> Iterator[Scenario]:
+            small = SCALARS_ALONE.named("")
+            yield from self.written(
+                requirement, slug, "compiled", 2, *axes, way=small, compile_=order, program="any_backward"
+            )
+
+        yield from crossed(run, (empty, own), nobody)
+        # AOTAutograd refuses to differentiate twice.
+        yield from crossed(each("backward", ["twofold"]), (empty, own), nobody, slug="callable", backend="callable")
+        yield from crossed(once, states, hooks)
+        yield from crossed(once, empty, alone)
+        for way in ("in_place", "before", "inner", "function"):
+            yield from crossed(each("backward", ["by_inputs_first"]), own, nobody, slug=dashed(way), way=way)
 
     def mixed_precision(self, requirement: str, dtype: str) -> Iterator[Scenario]:
         """Yield a training in mixed precision of parameters in `dtype`, in however many graphs."""

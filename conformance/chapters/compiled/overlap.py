@@ -69,21 +69,22 @@ def listening(listener: Callable[[int], None]) -> Iterator[None]:
 
 
 class Marked(nn.Module):
-    """Layers in a row, each followed by a mark."""
+    """Layers, each followed by a mark, that run in the order in which they are registered, or the last one first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, last_first: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(_NUM_LAYERS))
+        self._last_first = last_first
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return rows of `_WIDTH`."""
-        for place, layer in enumerate(self.layers):
+        for place, layer in enumerate(reversed(self.layers) if self._last_first else self.layers):
             hidden = mark(layer(hidden), place)
         return hidden
 
 
 def _build(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Marked(), scenario.seed)
+    return with_integer_weights(Marked(last_first=bool(scenario.arguments.get("last_first"))), scenario.seed)
 
 
 def _step(model: Any, turn: RankStep) -> None:
@@ -92,7 +93,7 @@ def _step(model: Any, turn: RankStep) -> None:
 
 @program("compiled_overlap", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
 def compiled_overlap(ctx: RankContext) -> None:
-    """Train three steps of layers that fill a bucket each.
+    """Train three steps of layers that fill a bucket each; with `last_first` they run in reverse order of registration.
 
     Observes gradients, and `begun`: how many reductions the last step had issued when its backward came to the first
     layer, whose gradients are the last. All ranks run it.

@@ -59,6 +59,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _meshes()
     yield from _ways()
     yield from _told()
+    yield from _make.backwards("SPLIT-37")
     yield from _make.written("SPLIT-32", "step", "compiled_step", way=(PLAIN, EACH_ALONE, UNUSED, STATIC))
 
 

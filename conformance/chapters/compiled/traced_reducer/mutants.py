@@ -14,11 +14,12 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.compile import fusion, in_graph, local_gradients
+from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
-from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
+from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
+from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
@@ -55,11 +56,22 @@ class AveragesInGraphsForEver(Ours):
             return super().averages_in_graph()
 
 
-@replaces(LocalGradients, "begin")
-def WaitsForTheEndOfCompiledBackwards(gradients: LocalGradients, begin: Call, kind: str) -> None:
-    """BUG: it asks compiled autograd to report the end of a backward, which that does for whole graphs alone."""
-    with mock.patch.object(local_gradients, "in_compiled_backward", return_value=False):
-        begin(kind)
+@replaces(InGraphBackwards, "nothing_else_accumulates")
+def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, comes: Any) -> bool:
+    """BUG: a graph averages what it computes, whatever stands in `.grad` before and whichever hooks follow."""
+    return True
+
+
+@replaces(InGraphBackwards, "accumulates")
+def AveragesWhereBackwardsRun(backwards: InGraphBackwards, accumulates: Call, comes: Any) -> bool:
+    """BUG: a graph averages in every backward, of `torch.autograd.grad` too, which a rank may run alone."""
+    return True
+
+
+@replaces(BucketPlanning, "agree_on_order")
+def FusesInOrderOfRegistration(planning: BucketPlanning, agree_on_order: Call, mine: Any) -> Any:
+    """BUG: a graph fills its buckets in reverse order of registration, in whatever order its layers run."""
+    return agree_on_order(None if mine is None else sorted(mine, reverse=True))
 
 
 @replaces(Ours, "attach_reducer")

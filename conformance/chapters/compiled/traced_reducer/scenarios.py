@@ -17,6 +17,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _features()
     yield from _graphs()
     yield from _others()
+    yield from _make.backwards("TRACE-25")
 
 
 def _numbers() -> Iterator[Scenario]:
@@ -114,4 +115,5 @@ def _others() -> Iterator[Scenario]:
         for backend in ("watched", "inductor"):
             both = {"backend": backend, "fusion": fusion}
             slug = f"{fusion}-{backend}"
-            yield from _make.written("TRACE-21", slug, "compiled_overlap", compile_=both, way=one_layer)
+            run = (PLAIN, arguments("last-first", last_first=True))
+            yield from _make.written("TRACE-21", slug, "compiled_overlap", 2, run, compile_=both, way=one_layer)
