@@ -7,6 +7,7 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -59,6 +60,7 @@ def run(
     order: Order = LISTED,
     on_event: OnEvent = lambda event: None,
     most_hangs: int | None = None,
+    seconds: float = math.inf,
     excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
     zygote: ZygoteProcess | None = None,
@@ -70,7 +72,8 @@ def run(
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
-    beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
+    beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung, and after so many
+    `seconds` it does in any case. A passed `controller`
     stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
     wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order. With more than one of `jobs`
     there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_schedule` is told in
@@ -95,7 +98,7 @@ def run(
             return _run(
                 judging,
                 lambda batches, begin: judging.outcomes(map(begin, itertools.chain(*batches)), own),
-                own, fail_fast, most_hangs, on_event, on_schedule, jobs=1,
+                own, fail_fast, most_hangs, seconds, on_event, on_schedule, jobs=1,
             )  # fmt: skip
 
     def lane(places: Iterator[int]) -> Generator[_Judged]:
@@ -108,7 +111,7 @@ def run(
 
     lent = nullcontext(zygote) if zygote else closing(ZygoteProcess(None, preload))
     with lent as shared, Controller(backend, preload=preload, zygote=shared) as probed:
-        return _run(judging, in_them, probed, fail_fast, most_hangs, on_event, on_schedule, jobs=jobs)
+        return _run(judging, in_them, probed, fail_fast, most_hangs, seconds, on_event, on_schedule, jobs=jobs)
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -277,6 +280,7 @@ def _run(
     ranks: Ranks,
     fail_fast: bool,
     most_hangs: int | None,
+    seconds: float,
     on_event: OnEvent,
     on_schedule: Callable[[Schedule], None],
     *,
@@ -294,6 +298,8 @@ def _run(
     def goes_on() -> bool:
         outcomes = [one.outcome for one in judged.values()]
         if fail_fast and any(one.is_failure or one.contaminated_by for one in outcomes):
+            return False
+        if time.monotonic() - started > seconds:
             return False
         return most_hangs is None or nothing_but_hangs(outcomes) < most_hangs
 
