@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, first_wrong, judged, unlike
 from conformance.programs.operations.calls import named
@@ -16,12 +17,13 @@ from conformance.scenario import Scenario
 
 _MIXED = ("kinds mixed in a block", "all_reduce after that", "an error within a block", "a block after that",
           "an empty block")  # fmt: skip
+_DTYPES = ("float32 and int64 in one call", "float32 and int64 in one block", "int64 and uint8 in one call")
 _REDUCED = ("blocks with another reduction each", "reductions mixed in a block")
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    """Return the trials of the scenario's `case`: mistakes, or reductions, which may come to values or be refused."""
-    return _REDUCED if scenario.arguments["case"] == "reductions" else _MIXED
+    """Return the trials of the scenario's `case`: mistakes; or reductions or dtypes, which may be right or refused."""
+    return {"mistakes": _MIXED, "reductions": _REDUCED, "dtypes": _DTYPES}[scenario.arguments["case"]]
 
 
 @judged(
@@ -98,6 +100,26 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             "" if as_told else unlike("MAX, behind a SUM in the block, gave", second, largest),
         )
 
+    def of_two(first: torch.dtype, second: torch.dtype, *, in_block: bool) -> str:
+        tensors = [torch.full((3,), ctx.rank + 1, dtype=dtype, device=ctx.device) for dtype in (first, second)]
+        try:
+            if in_block:
+                with dist._coalescing_manager(group):  # type: ignore[attr-defined]
+                    for tensor in tensors:
+                        dist.all_reduce(tensor, group=group)
+            else:
+                group.allreduce_coalesced(tensors, c10d.AllreduceCoalescedOptions()).wait()
+        except Exception:
+            return ""
+        return unlike("the sums are", tensors, [total] * 2)
+
+    if ctx.arguments["case"] == "dtypes":
+        float32, int64, uint8 = torch.float32, torch.int64, torch.uint8
+        return {
+            _DTYPES[0]: lambda: of_two(float32, int64, in_block=False),
+            _DTYPES[1]: lambda: of_two(float32, int64, in_block=True),
+            _DTYPES[2]: lambda: of_two(int64, uint8, in_block=False),
+        }
     if ctx.arguments["case"] == "reductions":
         return dict(zip(_REDUCED, (one_each, mixed), strict=True))
     return dict(

@@ -62,13 +62,26 @@ _MORE = {"longer": lambda size, rank: rank + 1, "shorter": lambda size, rank: si
 
 @judged("unlike_parts", _of_lists)
 def unlike_parts(ctx: RankContext) -> Mapping[str, Trial]:
-    """Pass a list of parts of unlike sizes to `operation`, reduce_scatter or all_to_all; an error refuses them, too."""
+    """Pass a list of parts of unlike sizes to `operation`, or a part of its own size to an all_gather.
+
+    An error refuses them, too.
+    """
     size, rank = ctx.world_size, ctx.rank
 
     def part(source: int, target: int, length: int) -> list[float]:
         return [1000.0 * source + 100 * target + place for place in range(length)]
 
+    def gathered(everybody: list[list[float]]) -> str:
+        outputs = [torch.full((len(one),), -1.0, device=ctx.device) for one in everybody]
+        try:
+            dist.all_gather(outputs, torch.tensor(everybody[rank], device=ctx.device), group=ctx.process_group)
+        except (RuntimeError, ValueError):
+            return ""
+        return unlike("the output holds", outputs, everybody)
+
     def exchange(length: Callable[[int, int], int]) -> str:
+        if ctx.arguments["operation"] == "all_gather":
+            return gathered([part(source, source, length(size, source)) for source in range(size)])
         given = [torch.tensor(part(rank, target, length(size, target)), device=ctx.device) for target in range(size)]
         mine = [part(source, rank, length(size, rank)) for source in range(size)]
         outputs = [torch.full((len(one),), -1.0, device=ctx.device) for one in mine]
