@@ -135,6 +135,23 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
         assert "broken_backends.py" in first_stack
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("backend", "rung"),
+    [
+        ("reductions.mutants:divides_by_the_world", "avg"),
+        ("works.mutants:is_never_asynchronous", "async calls"),
+        ("works.mutants:waits_only_without_a_timeout", "async work"),
+        ("layouts.mutants:divides_by_no_elements", "no elements"),
+        ("layouts.mutants:writes_memory_in_order", "strided outputs"),
+    ],
+)
+def test_a_mutant_backend_stops_the_climb_at_its_rung(zygote: ZygoteProcess, backend: str, rung: str) -> None:
+    *held, last = climb(f"conformance.chapters.backend.{backend}", "torch", deadline_s=at_this_load(4), zygote=zygote)
+    assert (last.rung, last.status) == (rung, Status.BROKEN)
+    assert not any(footing.status is Status.BROKEN for footing in held)
+
+
 #: One that holds and four that do not; after each of these the ranks are made anew, in all of them for a minute.
 FEW = ("broadcast", "all_reduce", "all_reduce max/min", "async work", "new_group")
 
