@@ -141,7 +141,8 @@ def get_backend(name: str) -> Backend:
     target = target or name
     module_name, separator, attribute = target.partition(":")
     if not (separator and module_name and attribute):
-        known = dict.fromkeys((*sorted(BUILT_IN), *(plugin.name for plugin in plugins.installed(plugins.BACKENDS))))
+        names = (plugin.name for group in plugins.GROUPS_OF_BACKENDS for plugin in plugins.installed(group))
+        known = dict.fromkeys((*sorted(BUILT_IN), *names))
         raise BackendError(f"unknown backend {name!r}; expected {', '.join(known)}, or module:attr naming a Backend")
     try:
         module = importlib.import_module(module_name)
