@@ -113,22 +113,17 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             return ""
         return unlike("the sums are", tensors, [total] * 2)
 
-    if ctx.arguments["case"] == "dtypes":
-        float32, int64, uint8 = torch.float32, torch.int64, torch.uint8
-        return {
-            _DTYPES[0]: lambda: of_two(float32, int64, in_block=False),
-            _DTYPES[1]: lambda: of_two(float32, int64, in_block=True),
-            _DTYPES[2]: lambda: of_two(int64, uint8, in_block=False),
-        }
-    if ctx.arguments["case"] == "reductions":
-        return dict(zip(_REDUCED, (one_each, mixed), strict=True))
-    return dict(
-        zip(
-            _MIXED,
-            (
-                kinds, lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)), raising,
-                lambda: summed(block), empty,
-            ),
-            strict=True,
-        )
-    )  # fmt: skip
+    trials = (
+        kinds,
+        lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)),
+        raising,
+        lambda: summed(block),
+        empty,
+        one_each,
+        mixed,
+        lambda: of_two(torch.float32, torch.int64, in_block=False),
+        lambda: of_two(torch.float32, torch.int64, in_block=True),
+        lambda: of_two(torch.int64, torch.uint8, in_block=False),
+    )
+    by_name = dict(zip((*_MIXED, *_REDUCED, *_DTYPES), trials, strict=True))
+    return {name: by_name[name] for name in _names(ctx.scenario)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,10 @@ def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
             dist.all_to_all_single(output, given, received_only, sent_only, group=ctx.process_group)
         return unlike("the output holds", output, expected)
 
+    sides = product((False, True), (True, False))
     return {
-        _NAMES[0]: lambda: exchange(of_input=True, by_method=False),
-        _NAMES[1]: lambda: exchange(of_input=False, by_method=False),
-        _NAMES[2]: lambda: exchange(of_input=True, by_method=True),
-        _NAMES[3]: lambda: exchange(of_input=False, by_method=True),
+        name: partial(exchange, of_input=of_input, by_method=by_method)
+        for name, (by_method, of_input) in zip(_NAMES, sides, strict=True)
     }
 
 
