@@ -7,6 +7,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 BACKENDS = "ddp_conformance.backends"
 SUBJECTS = "ddp_conformance.subjects"
+#: torch's own: functions that register a backend with torch.
+REGISTERED_BACKENDS = "torch.distributed.backends"
+GROUPS_OF_BACKENDS = (BACKENDS, REGISTERED_BACKENDS)
 
 
 @dataclass(frozen=True, slots=True)

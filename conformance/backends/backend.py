@@ -125,17 +125,24 @@ class Backend:
 def get_backend(name: str) -> Backend:
     """Return the backend called `name`: `gloo`, `nccl`, an installed package's name, or `module:attr` for any other.
 
-    Packages declare backends as entry points of the group `ddp_conformance.backends`; only the named one is imported.
+    Packages declare backends as entry points of the group `ddp_conformance.backends`, or register one with torch by an
+    entry point of `torch.distributed.backends`; only the named one is imported.
     This function does not check whether the machine can use it: see `Backend.unavailable`.
 
     Raises:
         BackendError: no backend has that name, its module cannot be imported, or the attribute is no `Backend`.
 
     """
-    target = BUILT_IN.get(name) or _installed_target(name) or name
+    target = BUILT_IN.get(name) or _installed_target(plugins.BACKENDS, name)
+    if not target and (registers := _installed_target(plugins.REGISTERED_BACKENDS, name)):
+        from conformance.backends.registered import registered_backend
+
+        return dataclasses.replace(registered_backend(name, registers), source=name)
+    target = target or name
     module_name, separator, attribute = target.partition(":")
     if not (separator and module_name and attribute):
-        known = dict.fromkeys((*sorted(BUILT_IN), *(plugin.name for plugin in plugins.installed(plugins.BACKENDS))))
+        names = (plugin.name for group in plugins.GROUPS_OF_BACKENDS for plugin in plugins.installed(group))
+        known = dict.fromkeys((*sorted(BUILT_IN), *names))
         raise BackendError(f"unknown backend {name!r}; expected {', '.join(known)}, or module:attr naming a Backend")
     try:
         module = importlib.import_module(module_name)
@@ -150,9 +157,9 @@ def get_backend(name: str) -> Backend:
     return dataclasses.replace(found, source=name)
 
 
-def _installed_target(name: str) -> str:
+def _installed_target(group: str, name: str) -> str:
     """Return `module:attr` of the installed backend of that name; empty if there is none."""
-    found = plugins.named(plugins.BACKENDS, name)
+    found = plugins.named(group, name)
     if len(found) > 1:
         raise BackendError(plugins.disagreement(found))
     return found[0].target if found else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
 import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,10 @@ if TYPE_CHECKING:
     from conformance.workers.zygote_process import ZygoteProcess
 
 
+#: More calls than a machine can try in a minute are not drawn.
+_MOST_A_MINUTE = 600
+
+
 @click.command("run")
 @selection_options
 @subject_options
@@ -97,6 +103,14 @@ if TYPE_CHECKING:
     help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
 )  # fmt: skip
 @click.option(
+    "--up-to", "most_bytes", default="", metavar="SIZE",
+    help="With --profile backend, messages of 1 MiB and more too, up to such a SIZE as 64MiB or 1GiB.",
+)  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), default=0.0, metavar="M",
+    help="With --profile backend, newly drawn calls for so long, in place of the suite's scenarios.",
+)  # fmt: skip
+@click.option(
     "--baseline",
     is_flag=True,
     help="Excuse what is known of torch: with --ddp torch what its DDP breaks over gloo, with --profile backend what "
@@ -126,6 +140,8 @@ def command(
     shard: str,
     keep_histories: bool,
     known_failures: Path | None,
+    most_bytes: str,
+    minutes: float,
     baseline: bool,
     certified: bool,
     attach: bool,
@@ -155,6 +171,8 @@ def command(
     ddp-conformance run --profile quick                  for every push: few scenarios that kill nearly all mutants
     ddp-conformance run --spec 1.0 --profile core        what a frozen version of the specification asks
     ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
+    ddp-conformance run --profile backend --world-size 16 --up-to 1GiB  at other numbers of ranks, and more bytes
+    ddp-conformance run --profile backend --minutes 60  newly drawn calls, for an hour
     ddp-conformance run --profile full --one-per-requirement  a first look at everything, in minutes
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
@@ -163,6 +181,7 @@ def command(
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
+    failed = failures_in(folder) if last_failed else ()
     if last_failed:
         selection = failed_in(folder, selection)
     if certified:
@@ -176,8 +195,11 @@ def command(
         raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline, jobs, spec, resume, keep_histories,
+        quiet, verbose, baseline, jobs, spec, resume, keep_histories, bytes_of(most_bytes), minutes,
+        failed,
     )  # fmt: skip
+    if (most_bytes or minutes) and (certified or profile != WITHOUT_DDP):
+        raise ScenarioError("--up-to and --minutes go with --profile backend, and certify nothing")
     named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     if not quiet:
@@ -194,6 +216,19 @@ def failed_in(folder: Path, selection: Selection) -> Selection:
     if not failed:
         raise ReportError(f"nothing failed in the report in {folder}; run without --last-failed")
     return replace(selection, names=failed)
+
+
+def bytes_of(text: str) -> int:
+    """Return how many bytes a text such as `64MiB` or `1GiB` means; 0 if it is empty."""
+    match = re.fullmatch(r"([0-9]{1,6})([MG])iB", text)
+    if text and match is None:
+        raise ScenarioError(f"--up-to must be a number of MiB or GiB, such as 64MiB, got {text!r}")
+    return int(match[1]) * {"M": 2**20, "G": 2**30}[match[2]] if match else 0
+
+
+def failures_in(folder: Path) -> tuple[Scenario, ...]:
+    """Return the scenarios that failed in the report in `folder`: some may have been made for that run."""
+    return tuple(Scenario.from_json(one.replay) for one in read_report(folder).failures if one.replay)
 
 
 def order_of(name: str, seed: int | None) -> Order:
@@ -225,6 +260,9 @@ class Request:
     spec: str = ""  #: the version of the specification; empty for that of the release
     resume: bool = False
     keep_histories: bool = False
+    most_bytes: int = 0  #: of a message; 0 for no more than the suite's
+    minutes: float = 0.0  #: for which newly drawn calls are tried
+    failed: tuple[Scenario, ...] = ()  #: which are to be tried again, also where they are none of the suite's
 
 
 def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...]:
@@ -276,7 +314,24 @@ def selected_by(request: Request) -> tuple[Scenario, ...]:
         everything = about_ddps(everything, catalogue)
     if request.spec:
         everything = load_version(request.spec).scenarios(everything)
+    if request.profile == WITHOUT_DDP or request.failed:
+        everything = _with_made(request, everything)
     return request.selection.apply(everything, catalogue)
+
+
+def _with_made(request: Request, suite: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
+    """Return the scenarios about backends from which `request` selects: the suite's, and those made at its order."""
+    asked = request.selection.world_sizes
+    if not (request.most_bytes or request.minutes or asked):
+        return tuple({one.id: one for one in (*request.failed, *suite)}.values())
+    from conformance.chapters.backend.made_to_order import OF_ALL_CHAPTERS, at_world_size, soaked, up_to
+
+    if request.minutes:
+        seed, most = random.SystemRandom().randrange(10**9), math.ceil(_MOST_A_MINUTE * request.minutes)
+        return tuple(one for size in asked or (3,) for one in soaked(seed, most, size))
+    made = [at_world_size(size) for size in asked if size not in OF_ALL_CHAPTERS]
+    made += [up_to(request.most_bytes, size) for size in asked or (2,)]
+    return tuple({one.id: one for one in (*suite, *chain(*made))}.values())
 
 
 def judge_selection(
@@ -329,6 +384,8 @@ def _judge(
         excuses.append(shipped_excuses(circumstances))
     if request.selection == Selection():
         how["most_hangs"] = MOST_HANGS
+    if request.minutes:
+        how["seconds"] = 60 * request.minutes
     how["excuses"] = either(*excuses)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
@@ -374,6 +431,11 @@ def _judge(
                 jobs=request.jobs or num_lanes(backend, len(scenarios)),
                 on_observed=histories.keep,
                 **how,
+            )
+        if request.minutes:  # as many as there was time for
+            ids = tuple(one.id for one in report.scenarios)
+            begun = replace(
+                begun, totals=replace(begun.totals, selected=len(ids)), selection=replace(assignment, ids=ids)
             )
         report = replace(
             begun, interrupted=report.interrupted, environment=report.environment, duration_s=report.duration_s

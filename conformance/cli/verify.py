@@ -95,21 +95,23 @@ def _run_again(report: Report, number: int, seed: int, ddp: str, backend_name: s
     from conformance.backends.backend import BUILT_IN
     from conformance.run import runner
     from conformance.subjects.subject import KNOWN
-    from conformance.workers.finder import find_backend, find_subject
+    from conformance.workers.finder import find_judged
 
     ddp = ddp or (report.subject.name if report.subject.name in KNOWN else "")
     backend_name = backend_name or (report.backend if report.backend in BUILT_IN else "")
-    if not ddp or not backend_name:
+    if not backend_name or not (ddp or report.is_about_backend):
+        named = "" if report.is_about_backend else f"--ddp {report.subject.name} "
         raise ReportError(
-            f"to run {report.subject.name} on {report.backend} is to import code that the report names; say that you "
-            f"want that: --ddp {report.subject.name} --backend {report.backend}"
+            f"to run {report.tested} is to import code that the report names; say that you "
+            f"want that: {named}--backend {report.backend}"
         )
-    subject, backend = find_subject(ddp), find_backend(backend_name)
-    if subject.target != report.subject.target:
-        raise ReportError(f"the report is about {report.subject.target}, and --ddp {ddp} is {subject.target}")
     known = {scenario.id: scenario for scenario in profiles()[report.selection.profile]}
     chosen = random.Random(seed).sample(report.scenarios, min(number, len(report.scenarios)))
-    again = runner.run([known[one.id] for one in chosen], subject, backend)
+    scenarios = [known[one.id] for one in chosen]
+    subject, backend = find_judged(scenarios, ddp, backend_name)
+    if subject.target != report.subject.target:
+        raise ReportError(f"the report is about {report.subject.target}, and --ddp {ddp} is {subject.target}")
+    again = runner.run(scenarios, subject, backend)
     before = {one.id: one.subject.verdict for one in chosen}
     differ = [
         f"{one.id} was {before[one.id].value} and is {one.subject.verdict.value}"

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store
 from conformance.backends.gloo import GLOO
 from conformance.recorder.recorded_group import as_process_group
 
-_RELAYED = (
+RELAYED = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "_allgather_base",
     "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
@@ -73,6 +73,6 @@ def _relay(method: str) -> Callable[..., Any]:
     return issue
 
 
-for _method in _RELAYED:
+for _method in RELAYED:
     if hasattr(dist.ProcessGroup, _method):  # torch >= 2.12 has new names for some
         setattr(Relay, _method, _relay(_method))

@@ -26,6 +26,7 @@ from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.lifetimes import OF_FUTURES, Patience, complete
 from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
+from conformance.programs.operations.pairs import drawn
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -57,7 +58,8 @@ def operation_cells(ctx: RankContext) -> None:
     """Try the scenario's `cells`; observes for each what is wrong with its results, and of all what else was changed.
 
     All ranks run it; a rank that is no member of a cell's group leaves the cell out. With `has_undeclared` some cells
-    may need what the backend does not declare: they are not tried. Raises `Unsupported` where that is so of all.
+    may need what the backend does not declare: they are not tried. Raises `Unsupported` where that is so of all. In
+    place of `cells`, `drawn` says by which seed how many are drawn.
     """
     declares_all = not ctx.arguments.get("has_undeclared")
     if not (declares_all or any(cell.needs <= ctx.declared for cell in cells_of(ctx.scenario))):
@@ -167,7 +169,8 @@ def _group(ctx: RankContext, groups: Groups, name: str) -> Any:
 
 def cells_of(scenario: Scenario) -> list[Cell]:
     """Return the cells of a scenario, in the order in which all ranks try them."""
-    return [Cell.from_json(data) for data in scenario.arguments["cells"]]
+    given = scenario.arguments
+    return [Cell.from_json(one) for one in given["cells"]] if "cells" in given else list(drawn(**given["drawn"]))
 
 
 class _Written:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.description import Place
 from conformance.programs.operations.hearsay import told
+from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -23,7 +26,7 @@ _TIMEOUT_S = 1.5
 
 @program("ranks_that_disagree", invariants=(), without_ddp=True)
 def ranks_that_disagree(ctx: RankContext) -> None:
-    """Call `operation` with another dtype, size or operation on the last rank; observes who got data for granted.
+    """Call `operation` with another dtype, size, split or operation on the last rank; observes whether all returned.
 
     Some rank must notice. It is the ranks' group of its own that is spoilt. All ranks run it.
     """
@@ -32,9 +35,7 @@ def ranks_that_disagree(ctx: RankContext) -> None:
     said = "returned"
     with ctx.phase(name):
         try:
-            work = _call(ctx, group)
-            if work is not None:
-                work.wait()
+            _call(ctx, group)
         except Exception as error:
             said = f"raised {type(error).__name__}: {shorten(str(error))}"
     everybody = told(name, said, ctx.rank, range(ctx.world_size))
@@ -51,17 +52,19 @@ def _name(scenario: Scenario) -> str:
     return f"{scenario.arguments['operation']} in which the last rank passes another {scenario.arguments['about']}"
 
 
-def _call(ctx: RankContext, group: Any) -> Any:
-    about, operation = ctx.arguments["about"], ctx.arguments["operation"]
+#: What the last rank calls in the place of another operation.
+_INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_gather", "all_gather": "all_reduce"}
+
+
+def _call(ctx: RankContext, group: Any) -> None:
+    """Call the operation, and wait for what it gives; splits are other ones in another round."""
+    about, operation = str(ctx.arguments["about"]), str(ctx.arguments["operation"])
     is_odd = ctx.rank == ctx.world_size - 1
-    dtype = torch.float64 if about == "dtype" and is_odd else torch.float32
-    numel = 300 if about == "size" and is_odd else 200
-    if about == "operation" and is_odd:
-        operation = {"all_reduce": "broadcast", "broadcast": "all_gather", "all_gather": "all_reduce"}[operation]
-    tensor = torch.ones(numel, dtype=dtype, device=ctx.device)
-    if operation == "all_reduce":
-        return dist.all_reduce(tensor, group=group, async_op=True)
-    if operation == "broadcast":
-        return dist.broadcast(tensor, group_src=0, group=group, async_op=True)
-    slots = [torch.ones_like(tensor) for _ in range(ctx.world_size)]
-    return dist.all_gather(slots, tensor, group=group, async_op=True)
+    dtype, numel, turn = "float32", 200, 0
+    if is_odd:
+        operation = _INSTEAD[operation] if about == "operation" else operation
+        dtype, numel = "float64" if about == "dtype" else dtype, 300 if about == "size" else numel
+        turn = int(about == "split")
+    cell = Cell(operation, dtype, numel=numel, lifetime="wait")
+    for work in Tensors.of(Truth(cell, Place(ctx.rank, ctx.world_size, turn=turn)), ctx.device).issue(group).works:
+        work.wait()

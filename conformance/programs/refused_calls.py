@@ -83,6 +83,15 @@ def _split(ctx: RankContext, received: list[int], sent: list[int], num_in: int, 
     return dist.all_to_all_single(_ones(ctx, num_out), _ones(ctx, num_in), received, sent, group=ctx.process_group)
 
 
+def _split_rows(ctx: RankContext, splits: list[int], rows: int) -> Any:
+    given = [_ones(ctx, rows * ctx.world_size).view(rows, ctx.world_size) for _ in range(2)]
+    return dist.all_to_all_single(*given, splits, splits, group=ctx.process_group)
+
+
+def _negative(ctx: RankContext) -> list[int]:
+    return [-1, 3, *[1] * (ctx.world_size - 2)]
+
+
 def _batch(operations: Any) -> Any:
     return dist.batch_isend_irecv(operations)
 
@@ -165,6 +174,16 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
                 lambda ctx: _split(ctx, [1], [1], ctx.world_size, ctx.world_size)),
         Mistake("all_to_all_single of a size that cannot be divided",
                 lambda ctx: _split(ctx, [], [], ctx.world_size + 1, ctx.world_size + 1)),
+    ),
+    "splits-of-elements": (
+        Mistake("all_to_all_single of rows that cannot be divided, though their elements can",
+                lambda ctx: _split_rows(ctx, [], ctx.world_size + 1)),
+        Mistake("all_to_all_single with splits that count elements of rows",
+                lambda ctx: _split_rows(ctx, [ctx.world_size] * ctx.world_size, ctx.world_size)),
+    ),
+    "negative-splits": (
+        Mistake("all_to_all_single with a split below zero, which others make good",
+                lambda ctx: _split(ctx, _negative(ctx), _negative(ctx), ctx.world_size, ctx.world_size)),
     ),
     "wrong-sizes": (
         Mistake("all_gather into a list that is too short",

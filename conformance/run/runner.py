@@ -6,6 +6,7 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -58,6 +59,7 @@ def run(
     order: Order = LISTED,
     on_event: OnEvent = lambda event: None,
     most_hangs: int | None = None,
+    seconds: float = math.inf,
     excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
     zygote: ZygoteProcess | None = None,
@@ -68,11 +70,11 @@ def run(
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
-    beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
-    stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
-    wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order. With more than one of `jobs`
-    there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_observed` is called
-    in the lane, see `ScenarioRunner`.
+    beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung, and after so many
+    `seconds` in any case. A passed `controller` stays open; without one, ranks come from `zygote`, which stays open,
+    too, or else from a new one. While some ranks wait, others run further scenarios, unless `one_at_a_time`; outcomes
+    are in order. With more than one of `jobs` there are so many lanes, processes with ranks of their own; a passed
+    `controller` has one. `on_observed` is called in the lane, see `ScenarioRunner`.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -111,6 +113,8 @@ def run(
             raise Enough
 
     def goes_on() -> bool:
+        if time.monotonic() - started > seconds:
+            return False
         if fail_fast and any(one.is_failure or one.contaminated_by for one in judged.values()):
             return False
         return most_hangs is None or nothing_but_hangs(judged.values()) < most_hangs

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from conformance.observation import Observation
-from conformance.programs.operation_cells import UNDECLARED
+from conformance.programs.operation_cells import UNDECLARED, cells_of, operation_cells
 from conformance.programs.operations.cell import Cell
 from conformance.run.outcome import Tried
 from conformance.scenario import Scenario
@@ -33,8 +33,7 @@ def _cells(
     """Yield the operation of each cell that ran, its values on the axes, and whether it was wrong on some rank."""
     if not observations or verdict is Verdict.UNSUPPORTED:
         return
-    for data in scenario.arguments.get("cells", ()):
-        cell = Cell.from_json(data)
+    for cell in cells_of(scenario) if scenario.program == operation_cells.name else ():
         name = cell.describe()
         clauses = [seen.facts[name] for seen in observations.values() if name in seen.facts]
         if clauses and set(clauses) <= {UNDECLARED}:

@@ -126,13 +126,14 @@ def _dtype(name: str, operations: Iterable[str] = OPERATIONS, **axes: Any) -> Ru
     )
 
 
-def _reductions(name: str, *ops: str, dtype: str, capability: str = "") -> Rung:
+def _reductions(name: str, *ops: str, dtype: str, capability: str = "", groups: tuple[str, ...] = ()) -> Rung:
     return Rung(
         name,
         f"every operation that reduces knows {' and '.join(ops)}",
         "Look at the reduction in the method's options, opts.reduceOp"
         + (f"; or leave {capability} out of the capabilities." if capability else "."),
-        tuple(cell for op in ops for cell in _in_every(_REDUCING, op=op, dtype=dtype)),
+        tuple(cell for op in ops for cell in _in_every(_REDUCING, op=op, dtype=dtype))
+        + tuple(Cell("all_reduce", dtype, op, group=group) for op in ops for group in groups),
         capability=capability,
     )
 
@@ -168,7 +169,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         "all_reduce max/min",
         "all_reduce honours reductions other than SUM",
         "In allreduce, look at opts.reduceOp: joining uneven inputs needs MAX.",
-        _each("all_reduce", "op", ("MAX", "MIN"), dtype="int64"),
+        _each("all_reduce", "op", ("MAX", "MIN"), dtype="int64") + _each("all_reduce", "op", ("MAX", "MIN")),
     ),
     Rung(
         "all_gather",
@@ -277,7 +278,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         capability="float8",
     ),
     _reductions("reductions", "SUM", "MAX", "MIN", dtype="int64"),
-    _reductions("avg", "AVG", dtype="float32", capability="avg"),
+    _reductions("avg", "AVG", dtype="float32", capability="avg", groups=("without-0",)),
     _reductions("product", "PRODUCT", dtype="float32", capability="product"),
     _reductions("bitwise", *BITWISE, dtype="int64", capability="bitwise"),
     _reductions("premul_sum", "PREMUL_SUM", dtype="float32", capability="premul_sum"),
@@ -288,8 +289,34 @@ COLLECTIVES: tuple[Rung, ...] = (
         " from then on.",
         (
             Cell("all_reduce", lifetime="wait", neighbour="in-flight"),
-            *_each("all_reduce", "lifetime", ("wait-late", "polled", "wait-twice")),
+            *_each("all_reduce", "lifetime", ("wait-late", "polled", "wait-twice", "wait-timeout")),
         ),
+    ),
+    Rung(
+        "async calls",
+        "a call with async_op=True comes back before the last rank has called",
+        "Each call begins the collective and returns its Work; only wait() may wait for other ranks.",
+        program="calls_before_the_last_rank",
+        arguments={"operation": "all_reduce", "trials": ["the call of all_reduce before the last rank came"]},
+        operation="all_reduce",
+        fewest_ranks=2,
+    ),
+    Rung(
+        "no elements",
+        "tensors without elements are taken as others are",
+        "A collective of 0 elements has nothing to move, and returns a Work that is done.",
+        _in_every(("all_reduce", "broadcast", "all_gather"), numel=0)
+        + _in_every(("all_reduce", "broadcast", "all_gather"), numel=0, lifetime="wait"),
+    ),
+    Rung(
+        "strided outputs",
+        "an output that does not lie in one piece is written by logical position, or refused",
+        "Write into a contiguous copy and copy that into the tensor, or raise an error if not tensor.is_contiguous().",
+        (
+            *_each("all_gather", "writes", ("transposed", "strided"), numel=20),
+            Cell("all_reduce", numel=20, reads="transposed", writes="transposed"),
+        ),
+        arguments={"refusable": True},
     ),
     Rung(
         "futures",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from conformance import plugins
 from conformance.backends.backend import get_backend
@@ -47,6 +50,21 @@ def test_a_backend_is_found_by_the_name_of_its_entry_point(install: Install) -> 
     install("acme", plugins.BACKENDS, acme="acme_adapter:BACKEND")
     backend = get_backend("acme")
     assert (backend.name, backend.source) == ("acme's own", "acme")
+
+
+def test_a_backend_that_a_package_registers_with_torch_needs_no_adapter(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "fixtures" / "registered_backend"))
+    install("acorn", plugins.REGISTERED_BACKENDS, acorn="registered_backend:register", none="registered_backend:lacks")
+    backend = get_backend("acorn")
+    assert (backend.name, backend.source, backend.device_type) == ("acorn", "acorn", "cpu")
+    group = backend.create(HashStore(), 0, 1, timedelta(seconds=5))
+    tensor = torch.ones(2)
+    group.allreduce([tensor]).wait()
+    assert tensor.tolist() == [1.0, 1.0]
+    with pytest.raises(BackendError, match=r"backend 'none': registered_backend:lacks registered none: AttributeError"):
+        get_backend("none")
 
 
 def test_a_subject_is_found_by_the_name_of_its_entry_point(install: Install) -> None:

@@ -63,7 +63,7 @@ def test_gloo_keeps_every_rung_and_so_do_both_ddps(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.nightly
 def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
-    result = smoke("--backend", f"{BROKEN}:WRONG_SUM")
+    result = smoke("--backend", f"{BROKEN}:wrong_sum")
     assert result.exit_code == 1, result.output
     assert footings(result.output)[-1] == ("BROKEN", "all_reduce")
     for line in (
@@ -79,40 +79,40 @@ def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
     ("backend", "rung", "summary", "came"),
     [
         pytest.param(
-            "STUCK_BROADCAST",
+            "stuck_broadcast",
             "broadcast",
             "no rank came back from broadcast of float32, 7 elements, root 0 within {deadline_s} s",
             "rank 1 is in broadcast of float32, 7 elements, root 0",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
-            "NO_FUTURE",
+            "no_future",
             "futures",
             "no rank came back from all_reduce SUM of float32, 7 elements, lifetime value within {deadline_s} s",
             "rank 0 is in all_reduce SUM of float32, 7 elements, lifetime value",
             marks=pytest.mark.nightly,
         ),
         (
-            "MISROUTED_ALL_TO_ALL",
+            "misrouted_all_to_all",
             "all_to_all",
             "all_to_all_single of float32, 7 elements for each rank: wrong on ranks 0, 1 and 2: the result: 21 of 21",
             "the part in which it is holds what rank 0 has for rank 1",
         ),
         (
-            "EMPTY_BARRIER",
+            "empty_barrier",
             "barrier",
             "barrier: wrong on ranks 0, 1 and 2: left the barrier before rank 2 had come",
             "rank 2: rank 0 left the barrier before rank 2 had come",
         ),
         (
-            "NO_GROUP_ON_RANK_1",
+            "no_group_on_rank_1",
             "rendezvous",
             "rank 1 raised in rendezvous: BackendError: backend 'no_group_on_rank_1': create(store, 1, 3, timeout) must"
             " return a c10d Backend or ProcessGroup; on rank 1 it returned None",
             "",
         ),
         pytest.param(
-            "STUCK_FACTORY",
+            "stuck_factory",
             "factory",
             "rank 0 did not come back from rendezvous within {deadline_s} s",
             "rank 0 is in rendezvous",
@@ -131,10 +131,27 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
     assert last.breakage.summary.startswith(summary.format(deadline_s=deadline_s))
     assert came in last.breakage.came
     assert last.breakage.advice
-    if backend == "STUCK_BROADCAST":  # the others wait for the one that never takes part
+    if backend == "stuck_broadcast":  # the others wait for the one that never takes part
         first_stack = last.breakage.evidence.partition("Stack of ranks")[0]
         assert first_stack.startswith("Stack of rank 1, the latest call first:")
         assert "broken_backends.py" in first_stack
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("backend", "rung"),
+    [
+        ("reductions.mutants:divides_by_the_world", "avg"),
+        ("works.mutants:is_never_asynchronous", "async calls"),
+        ("works.mutants:waits_only_without_a_timeout", "async work"),
+        ("layouts.mutants:divides_by_no_elements", "no elements"),
+        ("layouts.mutants:writes_memory_in_order", "strided outputs"),
+    ],
+)
+def test_a_mutant_backend_stops_the_climb_at_its_rung(zygote: ZygoteProcess, backend: str, rung: str) -> None:
+    *held, last = climb(f"conformance.chapters.backend.{backend}", "torch", deadline_s=at_this_load(4), zygote=zygote)
+    assert (last.rung, last.status) == (rung, Status.BROKEN)
+    assert not any(footing.status is Status.BROKEN for footing in held)
 
 
 #: One that holds and four that do not; after each of these the ranks are made anew, in all of them for a minute.
@@ -151,7 +168,7 @@ FEW = ("broadcast", "all_reduce", "all_reduce max/min", "async work", "new_group
 )
 def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatch, rungs: tuple[Rung, ...]) -> None:
     monkeypatch.setattr(ladder, "COLLECTIVES", rungs)
-    result = smoke("--backend", f"{BROKEN}:WRONG_SUM", "--keep-going")
+    result = smoke("--backend", f"{BROKEN}:wrong_sum", "--keep-going")
     assert result.exit_code == 1, result.output
     broken = [name for status, name in footings(result.stdout) if status == "BROKEN"]
     assert broken[0] == "all_reduce"
@@ -164,7 +181,7 @@ def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.nightly
 def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
-    found = {one.rung: one for one in climb(f"{BROKEN}:MODEST", "torch", world_size=2, zygote=zygote)}
+    found = {one.rung: one for one in climb(f"{BROKEN}:modest", "torch", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())
     assert found["avg"].status is Status.UNDECLARED
     assert found["avg"].detail == "works: add 'avg' to the capabilities to be judged by it"
@@ -178,7 +195,7 @@ def test_a_group_that_does_not_work_after_a_refusal_is_broken(
 ) -> None:
     rungs = [rung for rung in COLLECTIVES if rung.name in ("all_reduce", "int16", "avg")]
     monkeypatch.setattr(ladder, "COLLECTIVES", rungs)
-    climbed = climb(f"{BROKEN}:LEFT_OPEN", "torch", world_size=2, zygote=zygote, keep_going=True)
+    climbed = climb(f"{BROKEN}:left_open", "torch", world_size=2, zygote=zygote, keep_going=True)
     found = {one.rung: one for one in climbed}
     assert found["int16"].status is Status.BROKEN
     assert found["int16"].detail.startswith("after the ranks refused it, all_reduce SUM of float32, 7 elements: wrong")

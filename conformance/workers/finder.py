@@ -97,7 +97,8 @@ def find_backend(text: str) -> Backend:
         BackendError: as `get_backend`, or the import ends the process or takes too long.
 
     """
-    if text in BUILT_IN or (":" not in text and not plugins.named(plugins.BACKENDS, text)):
+    is_installed = any(plugins.named(group, text) for group in plugins.GROUPS_OF_BACKENDS)
+    if text in BUILT_IN or (":" not in text and not is_installed):
         return get_backend(text)
     found = _ask(text, backend=True)
     told = found.backend

@@ -59,11 +59,12 @@ class BackendGrid(Grid):
         """Take the chapter's name."""
         super().__init__(chapter, ENDS_SOON | fields(recorded=False, min_collectives=0))
 
-    def disagreements(self, requirement: str, about: str, worlds: Worlds) -> Iterator[Scenario]:
-        """Yield scenarios in which ranks disagree about a collective."""
-        operations = each("operation", ("all_reduce", "broadcast", "all_gather"))
-        given = arguments(about=about) | Variant(needs=("timeouts",))
-        yield from self(requirement, "", "ranks_that_disagree", worlds, operations, given)
+    def disagreements(
+        self, requirement: str, about: str, operations: Mapping[str, Operation], worlds: Worlds
+    ) -> Iterator[Scenario]:
+        """Yield scenarios in which ranks disagree about a call of each of `operations`."""
+        given = arguments(about if about == "split" else "", about=about) | Variant(needs=("timeouts",))
+        yield from self(requirement, "", "ranks_that_disagree", worlds, each_operation(operations), given)
 
     def cells(
         self,

@@ -20,7 +20,8 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 COMPLEX = ("complex64", "complex128")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
-#: With so many ranks at most, sums of these numbers are exact in the dtype; of 8-bit and 16-bit integers they wrap.
+#: With so many ranks, sums of numbers up to these are exact in the dtype; of 8-bit and 16-bit integers they wrap. With
+#: more ranks numbers are smaller.
 MOST_RANKS = 8
 _MAGNITUDES = {
     "float64": 2**40, "float32": 2**20, "float16": 200, "bfloat16": 15, "complex64": 2**20, "complex128": 2**40,
@@ -80,7 +81,8 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
         return noise.to(dtype)  # of all magnitudes, so that sums wrap
     fixed, is_free = _signs(length)
     sign = torch.where(is_free, sign, fixed)
-    whole = noise.remainder_(_MAGNITUDES[name] - 1).add_(1).mul_(sign).to(dtype)
+    most = max(3, _MAGNITUDES[name] * MOST_RANKS // max(MOST_RANKS, size))
+    whole = noise.remainder_(most - 1).add_(1).mul_(sign).to(dtype)
     return whole.div_(_PARTS) if dtype.is_floating_point else whole
 
 

@@ -38,7 +38,7 @@ class Arena:
 
     @staticmethod
     def of(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> Arena:
-        """Return a tensor of `shape` in `layout`, which the sentinel fills like the memory round it.
+        """Return a tensor of `shape` in `layout`, which the sentinel fills, and other NaNs the memory round it.
 
         A layout that the shape cannot have (a vector is not transposed) is contiguous.
         """
@@ -46,9 +46,10 @@ class Arena:
         guard = 0 if layout == WHOLE else _GUARD
         start = guard + (int(layout.removeprefix("offset-")) if layout.startswith("offset-") else 0)
         # As bytes: a float8 cannot be filled.
-        raw = torch.full(((start + span + guard) * dtype.itemsize,), sentinel(dtype), dtype=torch.uint8, device=device)
-        memory = raw.view(dtype)
-        return Arena(memory.as_strided(shape, strides, start), raw, raw.clone())
+        raw = torch.empty((start + span + guard) * dtype.itemsize, dtype=torch.uint8, device=device)
+        made = Arena(raw.view(dtype).as_strided(shape, strides, start), raw, raw.clone())
+        made.renew()
+        return made
 
     @staticmethod
     def list_of(
@@ -67,8 +68,14 @@ class Arena:
         return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
 
     def renew(self) -> None:
-        """Fill all of it with the sentinel, as it was made."""
-        self.memory.fill_(sentinel(self.tensor.dtype))
+        """Fill it as it was made."""
+        dtype = self.tensor.dtype
+        self.memory.fill_(sentinel(dtype))
+        if dtype != torch.bool:
+            self.memory.view(-1, dtype.itemsize)[:, 0] = sentinel(dtype) - 1  # the lowest byte: what is NaN stays one
+            for one in (self.tensor, *self.beside):
+                rows = one[:1] if one.dim() and one.stride(0) == 0 else one  # of an expanded tensor all rows are one
+                _raw(rows).fill_(sentinel(dtype) if dtype.itemsize == 1 else -1)
         self.before.copy_(self.memory)
 
     def write_over(self) -> None:

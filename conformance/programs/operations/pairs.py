@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -10,7 +11,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from conformance.programs.operations.cell import AXES, Cell
+from conformance.programs.operations.cell import AXES, Cell, distinct
 from conformance.programs.operations.data import COMPLEX
 from conformance.programs.operations.description import OPERATIONS
 
@@ -42,6 +43,29 @@ def pairs_of(cell: Cell) -> frozenset[Pair]:
 def covered(cells: Iterable[Cell]) -> frozenset[tuple[str, Pair]]:
     """Return the pairs that meet in some of `cells`, each with the operation."""
     return frozenset((cell.operation, pair) for cell in cells for pair in pairs_of(cell))
+
+
+#: Lifetimes that ask a Work for more than to wait.
+_ASKED = ("wait-late", "polled", "future", "future-polled", "value", "result", "then", "then-late")
+
+
+def apart(cell: Cell) -> str:
+    """Return in which scenarios a cell is: what many backends cannot do is apart from what they must all do.
+
+    Where a Work that was dropped fails, gloo's barrier raises its error on those ranks that come before it is gone.
+    """
+    if cell.dtype in COMPLEX:
+        return "complex-dropped" if cell.lifetime == "dropped" else "complex"
+    if cell.dtype == "bool" and cell.what.reduces:
+        return "bool"
+    return "asked" if cell.lifetime in _ASKED else "dropped" if cell.lifetime == "dropped" else ""
+
+
+def drawn(seed: int, number: int) -> tuple[Cell, ...]:
+    """Return up to `number` cells whose values are drawn; none that many backends cannot do."""
+    rng = random.Random(seed)
+    cells = (_drawn(rng, {"operation": rng.choice(tuple(OPERATIONS))}) for _ in itertools.count())
+    return distinct(itertools.islice(filter(lambda one: _is_tried(one) and not apart(one), cells), number))
 
 
 def possible() -> frozenset[tuple[str, Pair]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, first_wrong, judged, unlike
 from conformance.programs.operations.calls import named
@@ -16,12 +17,13 @@ from conformance.scenario import Scenario
 
 _MIXED = ("kinds mixed in a block", "all_reduce after that", "an error within a block", "a block after that",
           "an empty block")  # fmt: skip
+_DTYPES = ("float32 and int64 in one call", "float32 and int64 in one block", "int64 and uint8 in one call")
 _REDUCED = ("blocks with another reduction each", "reductions mixed in a block")
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
-    """Return the trials of the scenario's `case`: mistakes, or reductions, which may come to values or be refused."""
-    return _REDUCED if scenario.arguments["case"] == "reductions" else _MIXED
+    """Return the trials of the scenario's `case`: mistakes; or reductions or dtypes, which may be right or refused."""
+    return {"mistakes": _MIXED, "reductions": _REDUCED, "dtypes": _DTYPES}[scenario.arguments["case"]]
 
 
 @judged(
@@ -98,15 +100,30 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             "" if as_told else unlike("MAX, behind a SUM in the block, gave", second, largest),
         )
 
-    if ctx.arguments["case"] == "reductions":
-        return dict(zip(_REDUCED, (one_each, mixed), strict=True))
-    return dict(
-        zip(
-            _MIXED,
-            (
-                kinds, lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)), raising,
-                lambda: summed(block), empty,
-            ),
-            strict=True,
-        )
-    )  # fmt: skip
+    def of_two(first: torch.dtype, second: torch.dtype, *, in_block: bool) -> str:
+        tensors = [torch.full((3,), ctx.rank + 1, dtype=dtype, device=ctx.device) for dtype in (first, second)]
+        try:
+            if in_block:
+                with dist._coalescing_manager(group):  # type: ignore[attr-defined]
+                    for tensor in tensors:
+                        dist.all_reduce(tensor, group=group)
+            else:
+                group.allreduce_coalesced(tensors, c10d.AllreduceCoalescedOptions()).wait()
+        except Exception:
+            return ""
+        return unlike("the sums are", tensors, [total] * 2)
+
+    trials = (
+        kinds,
+        lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)),
+        raising,
+        lambda: summed(block),
+        empty,
+        one_each,
+        mixed,
+        lambda: of_two(torch.float32, torch.int64, in_block=False),
+        lambda: of_two(torch.float32, torch.int64, in_block=True),
+        lambda: of_two(torch.int64, torch.uint8, in_block=False),
+    )
+    by_name = dict(zip((*_MIXED, *_REDUCED, *_DTYPES), trials, strict=True))
+    return {name: by_name[name] for name in _names(ctx.scenario)}

@@ -68,6 +68,12 @@ def stays_in_the_block(group: Any, call: Any, tensors: Any, *options: Any) -> An
 
 
 @spoils("allreduce_coalesced")
+def takes_all_for_the_first_dtype(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the tensors of a coalesced call are added up as if all had the dtype of the first."""
+    return call([tensor.view(tensors[0].dtype) for tensor in tensors], *options)
+
+
+@spoils("allreduce_coalesced")
 def reduces_sixteen(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: a coalesced call reduces the first sixteen of its tensors."""
     kept = [tensor.clone() for tensor in tensors[16:]]

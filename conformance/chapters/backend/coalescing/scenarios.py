@@ -33,7 +33,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("COAL-07", reductions, 2, 3)
     yield from _grid.cells("COAL-08", every_cell(["all_reduce_coalesced"], dtypes, path="detail"), 2, by="path")
     for world_size in (2, 3):
-        mistakes, reduced = each("case", ("mistakes", "reductions"))
+        mistakes, reduced, mixed = each("case", ("mistakes", "reductions", "dtypes"))
         needs = ("coalesced",)
         yield from _grid("COAL-04", "", "blocks_with_mistakes", world_size, mistakes, needs=needs, also=("COAL-06",))
         yield from _grid("COAL-05", "", "blocks_with_mistakes", world_size, reduced, needs=needs)
+        yield from _grid("COAL-09", "", "blocks_with_mistakes", world_size, mixed, needs=needs)

@@ -48,4 +48,4 @@ def scenarios() -> Iterator[Scenario]:
     given_straight = every_cell(straight, COMPLEX, path=("group", "backend"), root=1)
     yield from _grid.cells("DT-08", given_straight, 2, refusable=True)
     for world_size in (2, 3):
-        yield from _grid.disagreements("DT-10", "dtype", world_size)
+        yield from _grid.disagreements("DT-10", "dtype", OPERATIONS, world_size)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.chapters.variants import Variant, arguments, each
+from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("failures")
@@ -20,6 +21,7 @@ _CASES = (
     ("wrong-all-to-alls", ("all_to_all",), _ALL_OR_ONE),
     ("wrong-lists-of-roots", ("gather_scatter",), (_ALONE,)),
 )
+_UNEVEN = {"all_to_all_uneven": OPERATIONS["all_to_all_uneven"]}
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -29,4 +31,5 @@ def scenarios() -> Iterator[Scenario]:
             also = {"also": ("ERR-03",), "needs": needs}
             yield from _grid("ERR-02", "", "refused_calls", world_size, each("case", [case]), who, **also)
         yield from _grid("ERR-09", "destroyed", "destroyed_groups", world_size)
-        yield from _grid.disagreements("ERR-05", "size", world_size)
+        yield from _grid.disagreements("ERR-05", "size", OPERATIONS, world_size)
+        yield from _grid.disagreements("ERR-05", "split", _UNEVEN, world_size)

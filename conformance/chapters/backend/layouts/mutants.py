@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conformance.mutants.spoilt import WorkAround, WorkDone, finished, spoils
+from conformance.backends.gloo import GLOO
+from conformance.mutants.relay import RELAYED, Relay
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, made_from, spoils
+
+
+class Careful(Relay):
+    """Hands everything to gloo but lazy tensors, which gloo takes for what lies in their memory."""
+
+
+def _is_lazy(given: Any) -> bool:
+    if isinstance(given, Tensor):
+        return given.is_neg() or given.is_conj()
+    return isinstance(given, list) and any(map(_is_lazy, given))
+
+
+def _refusing(method: str) -> Callable[..., Any]:
+    def issue(self: Careful, *args: Any) -> Any:
+        if any(map(_is_lazy, args)):
+            raise TypeError(f"{method} takes no lazy tensors: resolve_neg() and resolve_conj() make others of them")
+        return getattr(self.inner, method)(*args)
+
+    return issue
+
+
+for _method in filter(partial(hasattr, Relay), RELAYED):
+    setattr(Careful, _method, _refusing(_method))
+
+CAREFUL = dataclasses.replace(GLOO, name="careful", create=Careful)
+
+
+@made_from(CAREFUL)
+class sums_what_lies_below(Careful):
+    """BUG: an all_reduce adds up what lies in the memory of lazy tensors."""
+
+    allreduce = Relay.allreduce
+
+
+@made_from(CAREFUL)
+class gathers_what_lies_below(Careful):
+    """BUG: an all_gather sends what lies in the memory of lazy tensors."""
+
+    allgather = Relay.allgather
+
+
+@spoils("all_to_all_single")
+def divides_elements(group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+    """BUG: equal parts are of elements, so that rows are cut where they cannot be divided."""
+    if splits or received or sent.shape[0] % group.size() == 0:
+        return call(output, sent, received, splits, *options)
+    return call(output.view(-1), sent.view(-1), received, splits, *options)
+
+
+@spoils("all_to_all_single")
+def counts_splits_in_elements(
+    group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any
+) -> Any:
+    """BUG: splits that fit the elements of a tensor, and not its rows, are taken for such."""
+    if splits and sum(splits) == sent.numel():
+        return call(output.view(-1), sent.view(-1), received, splits, *options)
+    return call(output, sent, received, splits, *options)
+
+
+@spoils("all_to_all_single")
+def takes_splits_below_zero(
+    group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any
+) -> Any:
+    """BUG: where a split is below zero nothing is sent, and nothing is said."""
+    if min([*splits, *received], default=0) < 0:
+        return group.inner.barrier()
+    return call(output, sent, received, splits, *options)
 
 
 @spoils("allreduce")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell, of_subgroup
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
@@ -74,11 +74,19 @@ def scenarios() -> Iterator[Scenario]:
     cells = every_cell(OPERATIONS, _DTYPES, numel=(1, 6, 257), root=1, in_place=True)
     yield from _grid.cells("LAY-09", cells, 2, 3, 4)
     yield from _kinds()
+    yield from _lazy()
     for world_size in (2, 3):
         yield from _grid("LAY-10", "overlapping", "overlapping_outputs", world_size)
-        wrong = each("case", ["wrong-splits"])
+        wrong = each("case", ("wrong-splits", "splits-of-elements", "negative-splits"))
         yield from _grid("LAY-11", "", "refused_calls", world_size, wrong, needs=("all_to_all",))
         yield from _grid("LAY-12", "empty-splits", "empty_splits", world_size, needs=("all_to_all",))
+
+
+def _lazy() -> Iterator[Scenario]:
+    """Yield scenarios whose tensors negate or conjugate what lies in their memory, as torch's views of some do."""
+    for operation in each_operation(OPERATIONS):
+        for bit, dtype in (("negative", "float32"), ("conjugate", "complex64")):
+            yield from _grid("LAY-16", bit, "lazy_tensors", 2, operation, arguments(bit=bit, dtype=dtype))
 
 
 def _kinds() -> Iterator[Scenario]:

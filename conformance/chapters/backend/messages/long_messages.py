@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
@@ -18,11 +19,13 @@ from conformance.chapters.backend.messages.message import (
     wrong_message,
 )
 from conformance.programs.judged import Trial, always, judged
+from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 #: Backends send what is short at once, and ask the receiver first for what is long, or is longer than some MiB.
 _SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000, 300_000, 5_000_000))
 _DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
+_PATIENCE = timedelta(seconds=3)
 #: So much later than it is sent a message is asked for.
 _LATE_S = 0.05
 
@@ -49,13 +52,17 @@ def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
     return {name: partial(over, *sent) for name, sent in zip(_DONE, _SENT, strict=True)}
 
 
-#: The second one comes last: what fails in it may leave messages behind.
-_MANY = ("an irecv that is waited for before the isends are", "64 isends of 256 KiB to each neighbour")
+#: The longest come last: what fails in it may leave messages behind.
+_MANY = (
+    "an irecv that is waited for before the isends are",
+    "300 isends to the next rank, which asks for the first once all are under way",
+    "64 isends of 256 KiB to each neighbour",
+)
 
 
 @judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
 def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Wait for a message that comes late, and look at it; send 64 long messages at once."""
+    """Wait for a message that comes late, and look at it; send 300 short messages, then 64 long ones, at once."""
     size = ctx.world_size
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 
@@ -78,4 +85,14 @@ def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
         sending.wait()
         return wrong
 
-    return {_MANY[0]: done, _MANY[1]: long}
+    def under_way() -> str:
+        sent = [isend(ctx, message(ctx, ctx.rank, following, number), following) for number in range(300)]
+        board = Board("300 isends")
+        board.put(f"sent/{ctx.rank}")
+        board.lacking([f"sent/{rank}" for rank in range(size)], _PATIENCE)
+        rooms = [room_for(ctx) for _ in sent]
+        for work in [*(irecv(ctx, room, previous) for room in rooms), *sent]:
+            work.wait()
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
+
+    return dict(zip(_MANY, (done, under_way, long), strict=True))

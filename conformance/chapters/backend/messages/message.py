@@ -14,7 +14,7 @@ from conformance.programs.rank_context import RankContext
 
 SHORT = 5
 #: So many messages are told from each other.
-NUM_MESSAGES = 100
+NUM_MESSAGES = 300
 WRITTEN_OVER = -2.0
 
 

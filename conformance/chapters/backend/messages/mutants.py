@@ -189,6 +189,11 @@ def waits_for_the_oldest(group: Any, call: Any, tensors: Any, source: int, tag: 
     return Oldest(work)
 
 
+def _forgets_what_waited(self: Any, tensors: Any, peer: int, tag: int) -> Any:
+    self.waiting = []
+    return self.inner.recv(tensors, peer, tag)
+
+
 @spoils("send")
 def has_room_for_32(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
     """BUG: more than 32 messages to a rank, with none received between, are refused."""
@@ -196,6 +201,17 @@ def has_room_for_32(group: Any, call: Any, tensors: Any, peer: int, tag: int) ->
     if group.num_sent > 32 and tensors[0].numel() > 60_000:
         raise RuntimeError("too many messages in flight")
     return call(tensors, peer, tag)
+
+
+@spoils("send")
+def keeps_256_messages(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: of more than 256 messages that nobody has asked for yet, the 257th is in the place of another."""
+    group.waiting = [*getattr(group, "waiting", []), tensors[0]]
+    late = group.waiting[-257] if len(group.waiting) > 256 else tensors[0]
+    return call([late if late.shape == tensors[0].shape else tensors[0]], peer, tag)
+
+
+keeps_256_messages.create.recv = _forgets_what_waited  # type: ignore[attr-defined]
 
 
 @spoils_work("wait", "recv")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.made_to_order import at_world_size
 from conformance.chapters.variants import each
 from conformance.programs.operations.data import FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
@@ -37,3 +38,5 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("GRP-05", alone, 1, 3, together=True)
     sizes = every_cell(OPERATIONS, ["int32"], root=(0, 1, 4))
     yield from _grid.cells("GRP-13", sizes, 1, 2, 3, 5, 8)
+    for world_size in (5, 8):
+        yield from at_world_size(world_size)

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.mutants.spoilt import WorkAround, finished, reduction, spoils
@@ -42,9 +43,7 @@ def _gathered(group: Any, tensor: Any) -> list[Any]:
     return slots
 
 
-@spoils("allreduce")
-def begins_with_its_own(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
-    """BUG: each rank adds up in an order of its own, beginning with itself."""
+def _own_order(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     if tensors[0].dtype not in (torch.float32, torch.float64) or reduction(options) != "SUM":
         return call(tensors, *options)
     parts = _gathered(group, tensors[0])
@@ -53,6 +52,47 @@ def begins_with_its_own(group: Any, call: Any, tensors: Any, *options: Any) -> A
         total += part
     tensors[0].copy_(total)
     return group.inner.barrier()
+
+
+@spoils("allreduce")
+def begins_with_its_own(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: each rank adds up in an order of its own, beginning with itself."""
+    return _own_order(group, call, tensors, *options)
+
+
+@spoils("allreduce")
+def begins_with_its_own_when_long(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of more than 64 KiB each rank adds up in an order of its own."""
+    return _own_order(group, call, tensors, *options) if tensors[0].nbytes > 2**16 else call(tensors, *options)
+
+
+@spoils("allreduce")
+def begins_with_its_own_in_subgroups(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: in a group of some of the ranks each adds up in an order of its own."""
+    is_part = group.size() < dist.get_world_size()
+    return _own_order(group, call, tensors, *options) if is_part else call(tensors, *options)
+
+
+@spoils("allreduce_coalesced")
+def begins_with_its_own_when_coalesced(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: in a coalesced call each rank adds up in an order of its own."""
+    return _own_order(group, call, tensors, *options) if len(tensors) == 1 else call(tensors, *options)
+
+
+@spoils("allgather")
+def gathers_as_much_as_it_has(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: of every rank it takes as many elements of an all_gather as it has itself, and says nothing of others."""
+    if len({each.numel() for each in outputs[0]}) == 1:
+        return call(outputs, inputs, *options)
+    longest = max(each.numel() for each in outputs[0])
+    padded = torch.zeros(longest, dtype=inputs[0].dtype)
+    padded[: inputs[0].numel()] = inputs[0]
+    slots = [torch.zeros_like(padded) for _ in outputs[0]]
+    work = finished(call([slots], [padded], *options))
+    for each, slot in zip(outputs[0], slots, strict=True):
+        number = min(each.numel(), inputs[0].numel())
+        each[:number] = slot[:number]
+    return work
 
 
 @spoils("allreduce")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,10 @@ def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
             dist.all_to_all_single(output, given, received_only, sent_only, group=ctx.process_group)
         return unlike("the output holds", output, expected)
 
+    sides = product((False, True), (True, False))
     return {
-        _NAMES[0]: lambda: exchange(of_input=True, by_method=False),
-        _NAMES[1]: lambda: exchange(of_input=False, by_method=False),
-        _NAMES[2]: lambda: exchange(of_input=True, by_method=True),
-        _NAMES[3]: lambda: exchange(of_input=False, by_method=True),
+        name: partial(exchange, of_input=of_input, by_method=by_method)
+        for name, (by_method, of_input) in zip(_NAMES, sides, strict=True)
     }
 
 
@@ -62,13 +62,26 @@ _MORE = {"longer": lambda size, rank: rank + 1, "shorter": lambda size, rank: si
 
 @judged("unlike_parts", _of_lists)
 def unlike_parts(ctx: RankContext) -> Mapping[str, Trial]:
-    """Pass a list of parts of unlike sizes to `operation`, reduce_scatter or all_to_all; an error refuses them, too."""
+    """Pass a list of parts of unlike sizes to `operation`, or a part of its own size to an all_gather.
+
+    An error refuses them, too.
+    """
     size, rank = ctx.world_size, ctx.rank
 
     def part(source: int, target: int, length: int) -> list[float]:
         return [1000.0 * source + 100 * target + place for place in range(length)]
 
+    def gathered(everybody: list[list[float]]) -> str:
+        outputs = [torch.full((len(one),), -1.0, device=ctx.device) for one in everybody]
+        try:
+            dist.all_gather(outputs, torch.tensor(everybody[rank], device=ctx.device), group=ctx.process_group)
+        except (RuntimeError, ValueError):
+            return ""
+        return unlike("the output holds", outputs, everybody)
+
     def exchange(length: Callable[[int, int], int]) -> str:
+        if ctx.arguments["operation"] == "all_gather":
+            return gathered([part(source, source, length(size, source)) for source in range(size)])
         given = [torch.tensor(part(rank, target, length(size, target)), device=ctx.device) for target in range(size)]
         mine = [part(source, rank, length(size, rank)) for source in range(size)]
         outputs = [torch.full((len(one),), -1.0, device=ctx.device) for one in mine]
