@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any
 
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario
@@ -34,6 +35,11 @@ def _made() -> tuple[Scenario, ...]:
         scenarios.extend(importlib.import_module(f"{packages[chapter.name]}.scenarios").scenarios())
     check_scenarios(scenarios, catalogue)
     return tuple(scenarios)
+
+
+def made_to_order() -> Any:
+    """Return the module that makes scenarios of backends at other world sizes, of more bytes, and of drawn calls."""
+    return importlib.import_module("conformance.chapters.backend.made_to_order")
 
 
 def check_scenarios(scenarios: Iterable[Scenario], catalogue: Catalogue) -> None:

@@ -49,7 +49,7 @@ from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import named
-from conformance.suite import Selection, load_scenarios
+from conformance.suite import Selection, load_scenarios, made_to_order
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -324,13 +324,12 @@ def _with_made(request: Request, suite: tuple[Scenario, ...]) -> tuple[Scenario,
     asked = request.selection.world_sizes
     if not (request.most_bytes or request.minutes or asked):
         return tuple({one.id: one for one in (*request.failed, *suite)}.values())
-    from conformance.chapters.backend.made_to_order import OF_ALL_CHAPTERS, at_world_size, soaked, up_to
-
+    orders = made_to_order()
     if request.minutes:
         seed, most = random.SystemRandom().randrange(10**9), math.ceil(_MOST_A_MINUTE * request.minutes)
-        return tuple(one for size in asked or (3,) for one in soaked(seed, most, size))
-    made = [at_world_size(size) for size in asked if size not in OF_ALL_CHAPTERS]
-    made += [up_to(request.most_bytes, size) for size in asked or (2,)]
+        return tuple(one for size in asked or (3,) for one in orders.soaked(seed, most, size))
+    made = [orders.at_world_size(size) for size in asked if size not in orders.OF_ALL_CHAPTERS]
+    made += [orders.up_to(request.most_bytes, size) for size in asked or (2,)]
     return tuple({one.id: one for one in (*suite, *chain(*made))}.values())
 
 

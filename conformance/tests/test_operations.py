@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conformance.chapters.backend.crossed.scenarios import CELLS
-from conformance.chapters.backend.lifecycle.held import resident_bytes
+from conformance.programs.held import resident_bytes
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
 from conformance.programs.operations.data import (

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.chapters.backend.lifecycle.held import resident_bytes
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs.held import resident_bytes
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from conformance.chapters.backend.lifecycle.held import handles, resident_bytes
+from conformance.programs.held import handles, resident_bytes
 from conformance.programs.judged import Trial, judged
 from conformance.programs.operations.calls import issue, wait_for_device
 from conformance.programs.operations.cell import Cell

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance.chapters.backend.lifecycle.held import handles, resident_bytes
+from conformance.programs.held import handles, resident_bytes
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.groups import Groups, members_of
