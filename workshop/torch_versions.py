@@ -80,7 +80,7 @@ def versions_page(runs: Sequence[Ran], changes: Mapping[str, Mapping[str, str]],
 
 def _rows(run: Ran) -> Iterator[str]:
     if not run.reports:
-        yield f"| {run.version} | | | | | could not be installed | | |"
+        yield f"| {run.version} | | | | | no run | | |"
     for profile, report in run.reports.items():
         environment, totals = report.environment, report.totals
         counts = [_counts(each) for each in (totals.subject, totals.native)]
@@ -104,8 +104,6 @@ def _changed(profile: str, runs: Sequence[Ran], changes: Mapping[str, Mapping[st
             (version, verdict) for (_, before), (version, verdict) in pairwise(seen)
             if (before in _BROKEN) is not (verdict in _BROKEN)
         ]  # fmt: skip
-        begun = seen[0][0] != runs[0].version  # what older versions do not have is judged from here on
-        turns = [seen[0], *turns] if begun and seen[0][1] in _BROKEN else turns
         for version, verdict in turns:
             what = "first broken" if verdict in _BROKEN else "first mended"
             why = changes.get(requirement, {}).get(version, "not known")
