@@ -26,7 +26,7 @@ _HEAD = """\
 
 Made by `bash ci/torch_versions.sh {versions}`.
 
-`ddp_impl` supports the five latest minor versions of torch, on CPython 3.11 and newer: {window}. On another one it may
+`ddp_impl` supports the five latest minor versions of torch, {window}, on CPython 3.11 and newer. On another one it may
 work; `python -m ddp_impl.torch_internals` says, in a second and without a scenario, whether a private name of torch
 that it needs is missing, and what is lost then. CI runs torch {pinned}.
 
@@ -68,8 +68,9 @@ _BROKEN = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
 def versions_page(runs: Sequence[Ran], changes: Mapping[str, Mapping[str, str]], pinned: str) -> str:
     """Return the page in Markdown; `changes` says by requirement and version what changed in torch."""
     runs = sorted(runs, key=lambda run: Version(run.version))
-    minors = [".".join(run.version.split(".")[:2]) for run in runs]
-    head = _HEAD.format(versions=" ".join(run.version for run in runs), window=", ".join(minors[-5:]), pinned=pinned)
+    newest = Version(runs[-1].version)
+    window = f"{newest.major}.{newest.minor - 4} to {newest.major}.{newest.minor}"
+    head = _HEAD.format(versions=" ".join(run.version for run in runs), window=window, pinned=pinned)
     lines = [head.rstrip("\n"), *(row for run in runs for row in _rows(run)), ""]
     for profile in _PROFILES:
         judged = [run for run in runs if profile in run.reports]
@@ -80,7 +81,7 @@ def versions_page(runs: Sequence[Ran], changes: Mapping[str, Mapping[str, str]],
 
 def _rows(run: Ran) -> Iterator[str]:
     if not run.reports:
-        yield f"| {run.version} | | | | | could not be installed | | |"
+        yield f"| {run.version} | | | | | no run | | |"
     for profile, report in run.reports.items():
         environment, totals = report.environment, report.totals
         counts = [_counts(each) for each in (totals.subject, totals.native)]
@@ -104,8 +105,6 @@ def _changed(profile: str, runs: Sequence[Ran], changes: Mapping[str, Mapping[st
             (version, verdict) for (_, before), (version, verdict) in pairwise(seen)
             if (before in _BROKEN) is not (verdict in _BROKEN)
         ]  # fmt: skip
-        begun = seen[0][0] != runs[0].version  # what older versions do not have is judged from here on
-        turns = [seen[0], *turns] if begun and seen[0][1] in _BROKEN else turns
         for version, verdict in turns:
             what = "first broken" if verdict in _BROKEN else "first mended"
             why = changes.get(requirement, {}).get(version, "not known")

@@ -24,7 +24,7 @@ def ddp() -> Iterator[DistributedDataParallel]:
         yield ddp
 
 
-USES: dict[str, Callable[[nn.Module, Any], object]] = {
+USES: dict[str, Callable[[Any, Any], object]] = {
     "fused step": lambda layer, grad: torch.optim.Adam(layer.parameters(), fused=True).step(),
     "clip of values": lambda layer, grad: nn.utils.clip_grad_value_(layer.parameters(), 1.0),
     "zeros": lambda layer, grad: layer.zero_grad(set_to_none=False),
