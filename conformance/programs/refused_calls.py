@@ -84,8 +84,8 @@ def _split(ctx: RankContext, received: list[int], sent: list[int], num_in: int, 
 
 
 def _split_rows(ctx: RankContext, splits: list[int], rows: int) -> Any:
-    given = [_ones(ctx, rows * ctx.world_size).view(rows, ctx.world_size) for _ in range(2)]
-    return dist.all_to_all_single(*given, splits, splits, group=ctx.process_group)
+    sent = _ones(ctx, rows * ctx.world_size).view(rows, ctx.world_size)
+    return dist.all_to_all_single(torch.empty_like(sent), sent, splits, splits, group=ctx.process_group)
 
 
 def _negative(ctx: RankContext) -> list[int]:
