@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from conformance import plugins
 from conformance.backends.backend import get_backend
@@ -59,7 +60,7 @@ def test_a_backend_that_a_package_registers_with_torch_needs_no_adapter(
     install("acorn", plugins.REGISTERED_BACKENDS, acorn="registered_backend:register", none="registered_backend:lacks")
     backend = get_backend("acorn")
     assert (backend.name, backend.source, backend.device_type) == ("acorn", "acorn", "cpu")
-    group = backend.create(HashStore(), 0, 1, timedelta(seconds=5))
+    group: Any = backend.create(HashStore(), 0, 1, timedelta(seconds=5))
     tensor = torch.ones(2)
     group.allreduce([tensor]).wait()
     assert tensor.tolist() == [1.0, 1.0]

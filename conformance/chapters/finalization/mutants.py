@@ -48,11 +48,11 @@ def FinalizesInForward(reducer: Reducer, check_finished: Call) -> None:
     check_finished()
 
 
-@replaces(Ours, "_meet_before_forward")
-def RefusesEvaluation(ddp: Ours, meet_before_forward: Call) -> None:
+@replaces(Ours, "_pre_forward")
+def RefusesEvaluation(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a forward that brings no backward is refused before `finalize_backward`."""
     ddp.reducer.check_finished()
-    meet_before_forward()
+    return pre_forward(*inputs, **kwargs)
 
 
 class SwitchesAtAnyTime(Ours):
