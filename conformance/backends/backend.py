@@ -135,9 +135,9 @@ def get_backend(name: str) -> Backend:
     """
     target = BUILT_IN.get(name) or _installed_target(plugins.BACKENDS, name)
     if not target and (registers := _installed_target(plugins.REGISTERED_BACKENDS, name)):
-        registered: Any = importlib.import_module("conformance.backends.registered")  # which makes a `Backend`
-        found: Backend = registered.registered_backend(name, registers)
-        return dataclasses.replace(found, source=name)
+        registered = importlib.import_module("conformance.backends.registered")  # which makes a `Backend`
+        described: Backend = registered.registered_backend(name, registers)
+        return dataclasses.replace(described, source=name)
     target = target or name
     module_name, separator, attribute = target.partition(":")
     if not (separator and module_name and attribute):

@@ -16,10 +16,9 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.in_graph import InGraphBackend
+from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
-from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
@@ -62,16 +61,10 @@ def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates
     return True
 
 
-@replaces(InGraphBackwards, "accumulates")
-def AveragesWhereBackwardsRun(backwards: InGraphBackwards, accumulates: Call, comes: Any) -> bool:
+@replaces(InGraphReducer, "take_effect")
+def AveragesWhereBackwardsRun(reducer: InGraphReducer, take_effect: Call, averages: bool) -> None:
     """BUG: a graph averages in every backward, of `torch.autograd.grad` too, which a rank may run alone."""
-    return True
-
-
-@replaces(BucketPlanning, "agree_on_order")
-def FusesInOrderOfRegistration(planning: BucketPlanning, agree_on_order: Call, mine: Any) -> Any:
-    """BUG: a graph fills its buckets in reverse order of registration, in whatever order its layers run."""
-    return agree_on_order(None if mine is None else sorted(mine, reverse=True))
+    take_effect(True)
 
 
 @replaces(Ours, "attach_reducer")
