@@ -61,10 +61,13 @@ def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates
     return True
 
 
-@replaces(InGraphReducer, "take_effect")
-def AveragesWhereBackwardsRun(reducer: InGraphReducer, take_effect: Call, averages: bool) -> None:
+@replaces(InGraphBackwards, "forward_in_graph")
+def AveragesWhereBackwardsRun(
+    backwards: InGraphBackwards, forward_in_graph: Call, outputs: Any, averages: InGraphReducer, in_use: object
+) -> None:
     """BUG: a graph averages in every backward, of `torch.autograd.grad` too, which a rank may run alone."""
-    take_effect(True)
+    vars(averages)["take_effect"] = lambda _: InGraphReducer.take_effect(averages, True)
+    forward_in_graph(outputs, averages, in_use)
 
 
 @replaces(Ours, "attach_reducer")
