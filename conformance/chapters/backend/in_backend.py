@@ -10,7 +10,7 @@ from typing import Any
 from conformance.chapters.grid import Grid, Worlds
 from conformance.chapters.variants import ENDS_SOON, Variant, arguments, each, fields
 from conformance.programs.operations.cell import Cell, distinct
-from conformance.programs.operations.description import Operation
+from conformance.programs.operations.description import OPERATIONS, Operation
 from conformance.scenario import Scenario
 
 #: What needs no capability; and elements of a part, up to more than a MiB of them. No two of the numbers have a factor
@@ -18,6 +18,8 @@ from conformance.scenario import Scenario
 _DTYPES, _SIZES, _MOST_BEFORE = ("float32", "int64", "float64", "int32"), (7, 1, 5000, 70_001, 300_007), 3
 #: So many cells at most are in one scenario: a cell that hangs costs those behind it.
 MOST_CELLS = 40
+#: About these two ranks disagree, too; about the others only three, since many backends then die and are made anew.
+OF_TWO = {name: OPERATIONS[name] for name in ("all_reduce", "broadcast", "all_gather")}
 
 
 def every_cell(operations: Iterable[str], dtypes: Iterable[str], **axes: Any) -> list[Cell]:

@@ -62,10 +62,17 @@ def apart(cell: Cell) -> str:
 
 
 def drawn(seed: int, number: int) -> tuple[Cell, ...]:
-    """Return up to `number` cells whose values are drawn; none that many backends cannot do."""
+    """Return up to `number` cells whose values are drawn; none that many backends cannot do.
+
+    Nor does any wait twice: gloo copies at each wait (WORK-04).
+    """
     rng = random.Random(seed)
     cells = (_drawn(rng, {"operation": rng.choice(tuple(OPERATIONS))}) for _ in itertools.count())
-    return distinct(itertools.islice(filter(lambda one: _is_tried(one) and not apart(one), cells), number))
+    return distinct(itertools.islice(filter(_is_drawn, cells), number))
+
+
+def _is_drawn(cell: Cell) -> bool:
+    return _is_tried(cell) and not apart(cell) and cell.lifetime != "wait-twice"
 
 
 def possible() -> frozenset[tuple[str, Pair]]:

@@ -17,7 +17,9 @@ from conformance.scenario import Scenario
 
 _MIXED = ("kinds mixed in a block", "all_reduce after that", "an error within a block", "a block after that",
           "an empty block")  # fmt: skip
-_DTYPES = ("float32 and int64 in one call", "float32 and int64 in one block", "int64 and uint8 in one call")
+_DTYPES = ("float32 and int64 in one call", "float32 and int64 in one block", "int64 and int32 in one call")
+#: Integers of this size, taken for floating-point numbers, have another sum.
+_UNLIKE = 2**24
 _REDUCED = ("blocks with another reduction each", "reductions mixed in a block")
 
 
@@ -101,7 +103,9 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
         )
 
     def of_two(first: torch.dtype, second: torch.dtype, *, in_block: bool) -> str:
-        tensors = [torch.full((3,), ctx.rank + 1, dtype=dtype, device=ctx.device) for dtype in (first, second)]
+        tensors = [
+            torch.full((3,), (ctx.rank + 1) * _UNLIKE, dtype=dtype, device=ctx.device) for dtype in (first, second)
+        ]
         try:
             if in_block:
                 with dist._coalescing_manager(group):  # type: ignore[attr-defined]
@@ -111,7 +115,7 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
                 group.allreduce_coalesced(tensors, c10d.AllreduceCoalescedOptions()).wait()
         except Exception:
             return ""
-        return unlike("the sums are", tensors, [total] * 2)
+        return unlike("the sums are", tensors, [[_UNLIKE * one for one in total]] * 2)
 
     trials = (
         kinds,
@@ -123,7 +127,7 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
         mixed,
         lambda: of_two(torch.float32, torch.int64, in_block=False),
         lambda: of_two(torch.float32, torch.int64, in_block=True),
-        lambda: of_two(torch.int64, torch.uint8, in_block=False),
+        lambda: of_two(torch.int64, torch.int32, in_block=False),
     )
     by_name = dict(zip((*_MIXED, *_REDUCED, *_DTYPES), trials, strict=True))
     return {name: by_name[name] for name in _names(ctx.scenario)}

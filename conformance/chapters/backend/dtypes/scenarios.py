@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import OF_GROUPS
 from conformance.programs.operations.data import COMPLEX, FLOAT8
@@ -47,5 +47,5 @@ def scenarios() -> Iterator[Scenario]:
     straight = [operation for operation in OPERATIONS if operation not in OF_GROUPS]
     given_straight = every_cell(straight, COMPLEX, path=("group", "backend"), root=1)
     yield from _grid.cells("DT-08", given_straight, 2, refusable=True)
-    for world_size in (2, 3):
-        yield from _grid.disagreements("DT-10", "dtype", OPERATIONS, world_size)
+    yield from _grid.disagreements("DT-10", "dtype", OF_TWO, 2)
+    yield from _grid.disagreements("DT-10", "dtype", OPERATIONS, 3)

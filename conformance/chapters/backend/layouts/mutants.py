@@ -18,7 +18,7 @@ from conformance.mutants.spoilt import WorkAround, WorkDone, finished, made_from
 
 
 class Careful(Relay):
-    """Hands everything to gloo but lazy tensors, which gloo takes for what lies in their memory."""
+    """Hands everything to gloo but what gloo takes for something else: lazy tensors, and some splits."""
 
 
 def _is_lazy(given: Any) -> bool:
@@ -39,6 +39,21 @@ def _refusing(method: str) -> Callable[..., Any]:
 for _method in filter(partial(hasattr, Relay), RELAYED):
     setattr(Careful, _method, _refusing(_method))
 
+
+def _refusing_splits(method: str) -> Callable[..., Any]:
+    refuse_lazy = getattr(Careful, method)
+
+    def issue(self: Careful, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+        if min([*splits, *received], default=0) < 0 or (not splits and len(sent) % self.size()):
+            raise ValueError(f"{method}: splits below zero, or {len(sent)} rows for {self.size()} ranks")
+        return refuse_lazy(self, output, sent, received, splits, *options)
+
+    return issue
+
+
+for _method in filter(partial(hasattr, Relay), ("all_to_all_single", "alltoall_base")):
+    setattr(Careful, _method, _refusing_splits(_method))
+
 CAREFUL = dataclasses.replace(GLOO, name="careful", create=Careful)
 
 
@@ -50,38 +65,41 @@ class sums_what_lies_below(Careful):
 
 
 @made_from(CAREFUL)
-class gathers_what_lies_below(Careful):
-    """BUG: an all_gather sends what lies in the memory of lazy tensors."""
+class broadcasts_what_lies_below(Careful):
+    """BUG: a broadcast sends what lies in the memory of lazy tensors."""
 
-    allgather = Relay.allgather
+    broadcast = Relay.broadcast
 
 
-@spoils("all_to_all_single")
-def divides_elements(group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+@made_from(CAREFUL)
+class divides_elements(Careful):
     """BUG: equal parts are of elements, so that rows are cut where they cannot be divided."""
-    if splits or received or sent.shape[0] % group.size() == 0:
-        return call(output, sent, received, splits, *options)
-    return call(output.view(-1), sent.view(-1), received, splits, *options)
+
+    all_to_all_single = alltoall_base = Relay.alltoall_base
 
 
-@spoils("all_to_all_single")
-def counts_splits_in_elements(
-    group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any
-) -> Any:
-    """BUG: splits that fit the elements of a tensor, and not its rows, are taken for such."""
-    if splits and sum(splits) == sent.numel():
-        return call(output.view(-1), sent.view(-1), received, splits, *options)
-    return call(output, sent, received, splits, *options)
-
-
-@spoils("all_to_all_single")
-def takes_splits_below_zero(
-    group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any
-) -> Any:
+@made_from(CAREFUL)
+class takes_splits_below_zero(Careful):
     """BUG: where a split is below zero nothing is sent, and nothing is said."""
-    if min([*splits, *received], default=0) < 0:
-        return group.inner.barrier()
-    return call(output, sent, received, splits, *options)
+
+    def alltoall_base(self, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+        if min([*splits, *received], default=0) < 0:
+            return self.inner.barrier()
+        return super().alltoall_base(output, sent, received, splits, *options)
+
+    all_to_all_single = alltoall_base
+
+
+@made_from(CAREFUL)
+class counts_splits_in_elements(Careful):
+    """BUG: splits that fit the elements of a tensor, and not its rows, are taken for such."""
+
+    def alltoall_base(self, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+        if splits and sum(splits) == sent.numel():
+            return self.inner.alltoall_base(output.view(-1), sent.view(-1), received, splits, *options)
+        return super().alltoall_base(output, sent, received, splits, *options)
+
+    all_to_all_single = alltoall_base
 
 
 @spoils("allreduce")
