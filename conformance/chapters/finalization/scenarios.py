@@ -68,9 +68,8 @@ def _finalized() -> Iterator[Scenario]:
             VIEW | EACH_ALONE,
             VIEW | _LAZY,
             searching | _LAZY,
-            UNUSED,
         )
-        ways += () if use == "unused_by_rank" else (STATIC, STATIC | VIEW)
+        ways += () if use == "unused_by_rank" else (UNUSED, STATIC, STATIC | VIEW)
         first = "FINAL-08" if use in _NEEDS or use == "unused_by_rank" else "FINAL-01"
         yield from _by_hand(first, use.replace("_", "-"), "finalized_by_hand", 2, way, searching, ways)
 
