@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import tempfile
 import tomllib
 from pathlib import Path
@@ -182,6 +183,8 @@ def _judge_definition(
                 ids = list(unnoticed(swap, catalogue, asked, scenarios))
                 say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
             return
+        gc.freeze()  # each mistake is judged in a fork, which would walk, and copy, all of torch
+        stack.callback(gc.unfreeze)
         verdicts = []
         for one in judge_all(mistakes, Judge(asked, scenarios), folder):
             verdicts.append(one)

@@ -6,7 +6,6 @@ each mutant is made in a fork of this process, which has warmed up, and is asked
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 import time
@@ -144,7 +143,6 @@ def ask_all(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str]
     reaching = [one for one in asked if one.lines]
     for one in reaching[:: max(1, len(reaching) // _NUM_WARMING)]:
         facts_of(scenarios[one.id])  # what torch does for the first time, it does before the forks
-    gc.freeze()
     return asked
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cli import COMMANDS, main
-from conformance.cli.search_path import IMPORTING, search_working_directory
+from conformance.cli.search_path import IMPORTING, NAMING_MODULES, search_working_directory
 from conformance.codec import encode, parse_object
 from conformance.errors import ConformanceError, ReportError, SubjectError
 from conformance.report.merge import merge
@@ -45,8 +45,9 @@ def test_a_command_runs_no_code_of_the_folder_that_it_is_called_in(arguments: li
 def test_the_folder_is_searched_last_and_for_what_the_user_names(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [one for one in sys.path if one]
     monkeypatch.setattr(sys, "path", [*before])
-    search_working_directory(command, ["--ddp", "torch"])
-    assert sys.path == before
+    if command not in NAMING_MODULES:  # its arguments are modules of the user's
+        search_working_directory(command, ["--ddp", "torch"])
+        assert sys.path == before
     search_working_directory(command, ["--ddp", "mine:MyDDP"])
     assert sys.path == ([*before, ""] if command in IMPORTING else before)
 

@@ -112,7 +112,15 @@ def callables(owner: object) -> list[str]:
 
 
 #: Parts of a backward that are public for those who replace them.
-SEAMS = {"begin_backward", "open_iteration", "watch_backward", "announce", "launch_full_buckets", "finalize"}
+SEAMS = {
+    "output_reached",
+    "begin_backward",
+    "open_iteration",
+    "watch_backward",
+    "announce",
+    "launch_full_buckets",
+    "finalize",
+}
 
 _TORCHS: dict[str, type] = {
     "ddp": nn.parallel.DistributedDataParallel,
