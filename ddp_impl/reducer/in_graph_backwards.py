@@ -41,6 +41,7 @@ class InGraphBackwards:
     def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
         """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
         self.forward_ran()
+        self._reducer.warns_of_local = False
         self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
 
     def _reached(self, averages: InGraphReducer) -> None:

@@ -128,7 +128,8 @@ class Reducer:
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
-        self.raised_early = self._warned_of_local = self._wrapper_collected = False
+        self.raised_early = self._wrapper_collected = False
+        self.warns_of_local = True  # not once it has; nor where graphs average, whose gradients look the same here
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
         company.watch_for(self)
 
@@ -404,10 +405,10 @@ class Reducer:
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
         is_expected = reduction.follows_local or reduction.num_ranks == 1 or self._wrapper_collected
-        if self._warned_of_local or is_expected or reduction.iteration.progress is not Progress.IDLE:
+        if not self.warns_of_local or is_expected or reduction.iteration.progress is not Progress.IDLE:
             return
         if index not in self.hooks.shared():  # else it is another wrapper's
-            self._warned_of_local = True
+            self.warns_of_local = False
             name, number = self.members[index].name, reduction.iteration.number
             counted_as_unused = last and index in last
             warning = messages.came_late if counted_as_unused else messages.went_past_the_wrapper

@@ -38,6 +38,11 @@ def twice(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
     loss.backward()
 
 
+def averaged_in_graph(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        torch.compile(ddp, backend="aot_eager")(x).sum().backward()
+
+
 def gradient_of_input(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
     torch.autograd.grad(ddp.module(x.requires_grad_()).sum(), x)
 
@@ -59,7 +64,7 @@ def test_a_loss_that_goes_past_the_wrapper_is_reported_once(step: Callable[..., 
         assert "ddp.no_sync()" in warning
 
 
-@pytest.mark.parametrize("step", [called, meant, twice, gradient_of_input])
+@pytest.mark.parametrize("step", [called, meant, twice, averaged_in_graph, gradient_of_input])
 def test_gradients_that_are_averaged_or_meant_to_be_local_are_not(step: Callable[..., None], tmp_path: Path) -> None:
     assert run_ranks(train, 2, tmp_path, step) == [[], []]
 
