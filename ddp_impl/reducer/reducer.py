@@ -127,6 +127,7 @@ class Reducer:
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
+        self._local_run = -2  # the number of the last backward that reached an output of a forward under `no_sync`
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self.raised_early = self._wrapper_collected = False
         self.warns_of_local = True  # not once it has; nor where graphs average, whose gradients look the same here
@@ -404,14 +405,13 @@ class Reducer:
         """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
-        is_expected = reduction.follows_local or reduction.num_ranks == 1 or self._wrapper_collected
-        if not self.warns_of_local or is_expected or reduction.iteration.progress is not Progress.IDLE:
+        is_meant = reduction.follows_local or self._local_run == current_backward() or self._wrapper_collected
+        if not self.warns_of_local or is_meant or reduction.iteration.progress is not Progress.IDLE:
             return
-        if index not in self.hooks.shared():  # else it is another wrapper's
+        if reduction.num_ranks > 1 and index not in self.hooks.shared():  # else it is another wrapper's
             self.warns_of_local = False
             name, number = self.members[index].name, reduction.iteration.number
-            counted_as_unused = last and index in last
-            warning = messages.came_late if counted_as_unused else messages.went_past_the_wrapper
+            warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
             warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
@@ -424,6 +424,7 @@ class Reducer:
         """
         if num_triggers != self._num_triggers:
             return
+        self._local_run = current_backward()
         iteration = self.reduction.iteration
         if iteration.is_incomplete or (iteration.launched and iteration.progress in (Progress.BROKEN, Progress.HELD)):
             self.check_finished()  # gradients may live in buckets that are in flight

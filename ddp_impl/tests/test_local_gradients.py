@@ -32,6 +32,13 @@ def meant(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
         ddp(x).sum().backward()
 
 
+def meant_behind_the_step(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
+    with ddp.no_sync():
+        local = ddp(x).sum()
+    ddp(x).sum().backward()
+    local.backward()
+
+
 def twice(ddp: DistributedDataParallel, x: torch.Tensor) -> None:
     loss = ddp(x).sum()
     loss.backward(retain_graph=True)
@@ -64,7 +71,7 @@ def test_a_loss_that_goes_past_the_wrapper_is_reported_once(step: Callable[..., 
         assert "ddp.no_sync()" in warning
 
 
-@pytest.mark.parametrize("step", [called, meant, twice, averaged_in_graph, gradient_of_input])
+@pytest.mark.parametrize("step", [called, meant, meant_behind_the_step, twice, averaged_in_graph, gradient_of_input])
 def test_gradients_that_are_averaged_or_meant_to_be_local_are_not(step: Callable[..., None], tmp_path: Path) -> None:
     assert run_ranks(train, 2, tmp_path, step) == [[], []]
 
