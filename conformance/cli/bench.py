@@ -120,8 +120,9 @@ def command(
     from conformance.bench.programs.workloads import WORKLOADS, is_workload
     from conformance.workers.finder import find_backend, find_subject
 
+    earlier = None if since is None else _read(since)
     if backend is not None and ddp is None and not (compiled or profile or growth or memory):
-        _Operations(backend, against or "gloo", world_sizes, rounds, workloads).compare(out, plots, since, gate=gate)
+        _Operations(backend, against or "gloo", world_sizes, rounds, workloads).compare(out, plots, earlier, gate=gate)
         return
     if against is not None:
         raise click.UsageError("--against goes with --backend, and without --ddp: it compares two backends")
@@ -150,7 +151,7 @@ def command(
         _profile(subject, of_ranks, names, world_size, rounds or _ROUNDS)
     else:
         measured = _Measurement(subject, of_ranks, names, world_size, rounds or _ROUNDS, clock, steps_before)
-        measured.compare(compiler if compiled else None, out, plots, since, memory=memory, gate=gate)
+        measured.compare(compiler if compiled else None, out, plots, earlier, memory=memory, gate=gate)
 
 
 def _profile(subject: Subject, backend: Backend, names: Sequence[str], world_size: int, rounds: int) -> None:
@@ -206,7 +207,7 @@ class _Measurement:
     steps_before: int
 
     def compare(
-        self, compiler: str | None, out: Path | None, plots: Path | None, since: Path | None, *, memory: bool,
+        self, compiler: str | None, out: Path | None, plots: Path | None, earlier: Sequence[Ratio] | None, *, memory: bool,
         gate: bool,
     ) -> None:  # fmt: skip
         """Print the ratios of step times; with `gate`, exit with 1 where the DDP is slower."""
@@ -246,7 +247,7 @@ class _Measurement:
             from conformance.report.plots import draw_ratios
 
             console.print(f"drawn: {draw_ratios(ratios, plots)}")
-        _conclude(ratios, out, since, gate=gate)
+        _conclude(ratios, out, earlier, gate=gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,9 @@ class _Operations:
     rounds: int | None
     names: tuple[str, ...]
 
-    def compare(self, out: Path | None, plots: Path | None, since: Path | None, *, gate: bool) -> None:
+    def compare(
+        self, out: Path | None, plots: Path | None, earlier: Sequence[Ratio] | None, *, gate: bool
+    ) -> None:  # fmt: skip
         """Print the table of operations; with `gate`, exit with 1 where the backend is slower."""
         from conformance.bench.operations import ROUNDS, Timed, operations_of, run
         from conformance.report.terminal import operations_table
@@ -293,14 +296,13 @@ class _Operations:
 
             for path in draw_growth([curve for one in timed for curve in one.curves() if len(one.sizes) > 1], plots):
                 console.print(f"drawn: {path}")
-        _conclude([ratio for one in timed for ratio in one.ratios()], out, since, gate=gate)
+        _conclude([ratio for one in timed for ratio in one.ratios()], out, earlier, gate=gate)
 
 
-def _conclude(ratios: Sequence[Ratio], out: Path | None, since: Path | None, *, gate: bool) -> None:
-    earlier = None if since is None else _read(since)
+def _conclude(ratios: Sequence[Ratio], out: Path | None, earlier: Sequence[Ratio] | None, *, gate: bool) -> None:
     _write(out, [asdict(ratio) for ratio in ratios])
     if earlier is not None:
-        for line in changes(earlier, ratios) or (f"Beyond noise nothing changed since {since}.",):
+        for line in changes(earlier, ratios) or ("Beyond noise nothing has changed.",):
             say(line)
     if gate and (slower := slower_than_reference(ratios)):
         for line in ["Slower, beyond noise:", *slower]:

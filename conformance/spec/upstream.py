@@ -18,8 +18,8 @@ ASKED_OF_ALL = frozenset(
         "reduce_scatter", "send_recv",
     }
 )  # fmt: skip
-#: Flags of upstream's `BackendConfig`, and what to declare here where they are true. What nothing follows from is not
-#: judged here: graphs of CUDA, timing and sequence numbers of Works. A dropped Work (WORK-13) is owed by all.
+#: Flags of upstream's `BackendConfig`, and what to declare here where they are true. Nothing is
+#: declared for what all are asked (dropped Works, WORK-13; what Works tell, WORK-22), and for what is not judged here.
 FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "supports_bitwise_reductions": frozenset({"bitwise"}),

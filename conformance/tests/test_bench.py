@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
 from conformance.bench import measure as bench
@@ -15,6 +17,7 @@ from conformance.bench import operations
 from conformance.bench.curve import Curve, Plot, Point, steeper_than_linear
 from conformance.bench.growth import ALONE, BY_SIMULATED, BY_TENSORS, TORCH, Sizes, measure_growth
 from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_reference
+from conformance.cli import main
 from conformance.errors import ConformanceError
 from conformance.report.console import make_console
 from conformance.report.plots import draw_growth, draw_ratios
@@ -241,3 +244,34 @@ def test_operations_are_laid_out_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_
     (drawn,) = draw_growth(timed.curves(), tmp_path)
     assert "All_reduce of 2 ranks" in drawn.read_text()
     assert slower_than_reference(timed.ratios())[0].endswith("2.000 (2.000 - 2.000) of gloo, and noise ends at 1.000")
+
+
+def test_what_changed_since_an_earlier_run_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timed = timed_by_hand(monkeypatch)
+    monkeypatch.setattr(operations, "run", lambda *_, **__: iter([timed]))
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    ratios = [asdict(one) for one in timed.ratios()]
+    before.write_text(json.dumps([{**one, "median": 1.0, "lower": 0.9, "upper": 1.1} for one in ratios[:2]]))
+    asked = ["bench", "--backend", "gloo", "--since", str(before), "--out", str(after)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    assert "time of all_reduce, 1 KiB, acme over gloo, 2 ranks: 1.000 (0.900 - 1.100) -> 2.000" in done.output
+    assert json.loads(after.read_text()) == ratios
+    again = CliRunner().invoke(main, ["bench", "--backend", "gloo", "--since", str(after), "--gate"])
+    assert "Beyond noise nothing has changed." in again.output
+    assert again.exit_code == 1
+    before.write_text("[1]")
+    assert "must be what `bench --out` writes" in str(CliRunner().invoke(main, asked).exception)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--against", "gloo"], "--against goes with --backend"),
+        (["--world-size", "2", "--world-size", "4"], "at several --world-size"),
+        (["--backend", "gloo", "--workload", "small GPT"], "both backends must have small GPT; both have all_reduce"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(asked: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["bench", *asked])
+    assert (done.exit_code, said in done.output) == (2, True), done.output
