@@ -207,8 +207,8 @@ class _Measurement:
     steps_before: int
 
     def compare(
-        self, compiler: str | None, out: Path | None, plots: Path | None, earlier: Sequence[Ratio] | None, *, memory: bool,
-        gate: bool,
+        self, compiler: str | None, out: Path | None, plots: Path | None, earlier: Sequence[Ratio] | None,
+        *, memory: bool, gate: bool,
     ) -> None:  # fmt: skip
         """Print the ratios of step times; with `gate`, exit with 1 where the DDP is slower."""
         from conformance.bench.measure import measure_memory, run
