@@ -63,7 +63,7 @@ def _group(ctx: RankContext, label: str, name: str) -> tuple[Any, torch.device]:
     if not name:
         return device_backend(ctx.process_group, ctx.device), ctx.device
     backend = get_backend(name)
-    store = PrefixStore(f"bench/{label}", ctx.process_group.get_group_store())
+    store = PrefixStore(f"bench/{label}", dist.distributed_c10d._get_default_store())
     device = torch.device(backend.device(ctx.rank))
     return device_backend(backend.create(store, ctx.rank, ctx.world_size, _TIMEOUT), device), device
 
