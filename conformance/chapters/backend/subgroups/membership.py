@@ -308,7 +308,8 @@ def split_groups(ctx: RankContext) -> Mapping[str, Trial]:
 
     def placed() -> str:
         group = split(parent, behind)
-        return is_member * unlike("rank and size are", (group.rank(), group.size()), (ctx.rank - 1, len(behind)))
+        expected = (ctx.rank - 1, len(behind))
+        return unlike("rank and size are", (group.rank(), group.size()), expected) if is_member else ""
 
     def used() -> str:
         group = split(parent, behind)
