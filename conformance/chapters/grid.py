@@ -21,7 +21,6 @@ class Grid:
     """Makes the scenarios of one chapter; `always` is what all of them are run with."""
 
     def __init__(self, chapter: str, always: Variant = PLAIN) -> None:
-        """Take the chapter's name."""
         self._chapter = chapter
         self._always = always
 

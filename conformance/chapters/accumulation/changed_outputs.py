@@ -56,7 +56,6 @@ class _Returns(nn.Module):
         self.output = output
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return what `OUTPUTS` says."""
         given: Tensor = self.layer(rows)
         if self.output == "vmap":
             return given

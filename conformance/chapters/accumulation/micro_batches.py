@@ -42,7 +42,6 @@ class Branches(nn.Module):
         self.b = nn.Linear(3, 2, bias=False)
 
     def forward(self, inputs: Tensor, which: str) -> Tensor:
-        """Return the sum of the branches named in `which`."""
         hidden = self.trunk(inputs)
         outputs: list[Tensor] = [getattr(self, name)(hidden) for name in which]
         return torch.stack(outputs).sum(0)

@@ -62,8 +62,6 @@ def AlternatesBuckets(planning: BucketPlanning, rebuild: Call) -> None:
 
 
 class _Capping(Ours):
-    """Changes the caps that were asked for."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         asked = BucketCaps.from_mb
         with mock.patch.object(BucketCaps, "from_mb", lambda *caps: self.caps_from(asked(*caps))):

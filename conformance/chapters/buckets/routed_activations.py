@@ -49,7 +49,6 @@ class Routed(nn.Module):
         self.a, self.c, self.d, self.b = (nn.Parameter(torch.empty(ROW)) for _ in range(4))
 
     def forward(self, rows: Tensor, group: dist.ProcessGroup, *, uses_b: bool) -> Tensor:
-        """Take and return one row per rank."""
         hidden = rows * self.a
         if uses_b:
             hidden = hidden * self.b

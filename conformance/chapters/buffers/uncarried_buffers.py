@@ -31,13 +31,11 @@ class Stored(nn.Module):
         self.register_buffer("second", _bytes("second", rank, "start").view(dtype))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = self.bytes()
         output: Tensor = self.layer(inputs)
         return output
 
     def bytes(self) -> list[Tensor]:
-        """Return copies of the buffers' bytes."""
         return [buffer.view(torch.uint8).clone() for buffer in (self.first, self.second)]
 
 

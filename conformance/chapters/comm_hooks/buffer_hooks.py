@@ -40,7 +40,6 @@ class Counting(nn.Module):
         self.seen: list[Any] = []
 
     def forward(self, inputs: Tensor, amount: int) -> Tensor:
-        """Return rows of 2."""
         self.seen.append(self.contents())
         self.total += amount
         self.largest += amount
@@ -48,7 +47,6 @@ class Counting(nn.Module):
         return output
 
     def contents(self) -> list[list[float]]:
-        """Return the different values in each buffer."""
         return [self.total.unique().tolist(), self.largest.unique().tolist()]
 
 

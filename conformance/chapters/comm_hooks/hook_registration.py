@@ -34,8 +34,6 @@ def _step(model: Any, turn: RankStep) -> None:
 
 
 def _answer(value: Any) -> Callable[[Any, Any], Any]:
-    """Return a hook whose future holds `value`."""
-
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         future: Future[Any] = Future()
         future.set_result(value(bucket) if callable(value) else value)

@@ -22,8 +22,6 @@ Hook = Callable[[Any, Any], Any]
 
 
 class _Hooked(TorchDDP):
-    """Registers what `around` makes of a hook."""
-
     def register_comm_hook(self, state: object, hook: Any) -> None:
         self._check_comm_hook(hook)
 
@@ -214,8 +212,6 @@ def RecordsHooks(ddp: Ours, register: Call, state: object, hook: Any) -> None:
 
 
 class _KeptBuffer:
-    """A bucket whose buffer stays the same."""
-
     def __init__(self, bucket: Any) -> None:
         self._bucket = bucket
 

@@ -60,7 +60,6 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(torch.ones(length) for length in (40, 25, 60, 33))
 
     def forward(self, factors: Sequence[Tensor]) -> Tensor:
-        """Return one number."""
         terms = [(weight * factor).sum() for weight, factor in zip(self.weights, factors, strict=True)]
         return torch.stack(terms).sum()
 
@@ -242,7 +241,6 @@ class Matrices(nn.Module):
         self.scale = nn.Parameter(torch.ones(32))
 
     def forward(self, factors: Mapping[str, Tensor]) -> Tensor:
-        """Return one number, whose gradients are the factors."""
         terms = [(parameter * factors[name]).sum() for name, parameter in self.named_parameters()]
         return torch.stack(terms).sum()
 

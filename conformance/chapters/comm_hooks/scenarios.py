@@ -36,7 +36,6 @@ _LAYOUTS = (PLAIN, _SMALL, VIEW, _SMALL | VIEW)
 def _calls(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, judge: tuple[str, ...] = (), **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `hook_calls`; `given` are further arguments of it."""
     asked = {"answer": "average", "judge": list(judge), **given}
     yield from _grid(requirement, slug, "hook_calls", worlds, *axes, arguments=asked)
 

@@ -33,14 +33,12 @@ class WithTrainStep(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.count += 1
         output: Tensor = self.last(self.first(inputs))
         return output
 
     def train_step(self, inputs: Tensor) -> Tensor:
-        """Return twice what forward returns."""
         output: Tensor = self(inputs)
         return 2 * output
 
@@ -53,7 +51,6 @@ class TrainedByMethod(nn.Module):
         self.inner = module
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         return self.inner.train_step(inputs)
 
 

@@ -45,7 +45,6 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.count += 1
         output: Tensor = self.last(self.first(inputs))
@@ -183,8 +182,6 @@ def _moved_arguments(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Referring(nn.Module):
-    """Returns the output of its module as an RRef."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.inner = module
@@ -256,14 +253,11 @@ def _documented(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Looking(Counting):
-    """Records the types of its weights while forward runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, int]] = []
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         weight: Any = self.first.weight
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         placements = ", ".join(map(str, getattr(weight, "placements", ("plain",))))
@@ -303,8 +297,6 @@ def _replicated(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _SharedSum(torch.autograd.Function):
-    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -328,7 +320,6 @@ class _Centred(nn.Module):
         self.last = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
         total: Any = _SharedSum.apply(hidden.sum(0), group)
         output: Tensor = self.last(hidden + total)

@@ -34,7 +34,6 @@ class Layers(nn.Module):
         self.last = nn.Linear(_WIDTH, 2, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.first(hidden))
         return output
 
@@ -47,20 +46,16 @@ class _Turn:
     model: Any
 
     def inputs(self, micro: int = 0) -> Tensor:
-        """Return a batch that asks for a gradient."""
         return self.rank.inputs(2, _WIDTH, micro=micro).requires_grad_()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the model makes of a batch."""
         output: Tensor = self.rank.forward(self.model, inputs)
         return output
 
     def loss(self, micro: int = 0) -> Tensor:
-        """Return the loss of a batch of its own."""
         return self.rank.loss(self.forward(self.inputs(micro)), micro)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Run a backward that accumulates."""
         self.rank.backward(loss, **options)
 
     def differentiate(self, loss: Tensor, by: Sequence[Tensor]) -> None:

@@ -40,7 +40,6 @@ class Weighty(nn.Module):
         self.ballast = nn.Parameter(torch.ones(2**18))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of the inputs' width."""
         output: Tensor = self.layer(inputs) + self.ballast[:_WIDTH]
         return output
 
@@ -58,7 +57,6 @@ class Three(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Any:
-        """Return what the case returns."""
         return CASES[self.case](self, inputs)
 
 

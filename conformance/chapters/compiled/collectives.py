@@ -33,7 +33,6 @@ def _build(scenario: Scenario) -> Stack:
 
 
 def _dtypes(scenario: Scenario) -> list[str]:
-    """Return the dtypes of the vectors: those of argument `dtypes`, by turns."""
     among = scenario.arguments.get("dtypes") or [scenario.dtype]
     return [among[place % len(among)] for place in range(len(scenario.arguments["sizes"]))]
 

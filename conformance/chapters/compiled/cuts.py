@@ -75,7 +75,6 @@ def compiled_cuts(ctx: RankContext) -> None:
 
 
 def _lengths(graph: torch.fx.GraphModule) -> set[int]:
-    """Return the lengths of the vectors among a graph's inputs."""
     values = [node.meta.get("example_value", node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
     return {value.numel() for value in values if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 3}
 

@@ -35,7 +35,6 @@ class Forgetful(nn.Module):
         with_integer_weights(self)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return what the layers that are there make of rows of 3."""
         for layer in self.layers:
             if self.breaks:
                 torch._dynamo.graph_break()

@@ -33,7 +33,6 @@ class Half(nn.Module):
         self.last = nn.Linear(inputs, outputs, dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of the outputs' width."""
         output: Tensor = self.last(self.first(inputs.to(self.first.weight.dtype)))
         return output
 

@@ -43,7 +43,6 @@ def compiled_neighbours(ctx: RankContext) -> None:
 
 
 def _settings() -> dict[str, Any]:
-    """Return torch's compiler settings as texts, by name."""
     import torch._functorch.config
     import torch._inductor.config
 

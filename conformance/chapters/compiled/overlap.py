@@ -77,7 +77,6 @@ class Marked(nn.Module):
         self._last_first = last_first
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for place, layer in enumerate(reversed(self.layers) if self._last_first else self.layers):
             hidden = mark(layer(hidden), place)
         return hidden

@@ -43,7 +43,6 @@ class Heavy(nn.Module):
         self.weight = nn.Parameter(torch.ones(2**18))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         return hidden * self.weight[:_WIDTH]
 
 
@@ -57,7 +56,6 @@ class Half(nn.Module):
         self._breaks = breaks
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for place, layer in zip(self._places, self.layers, strict=True):
             hidden = mark(layer(hidden), place)
             if self._breaks:
@@ -74,7 +72,6 @@ class Row(nn.Module):
         self.halves = nn.ModuleList(Half(places, breaks) for places in (range(middle), range(middle, _NUM_LAYERS)))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for half in self.halves:
             hidden = half(hidden)
         return hidden
@@ -93,7 +90,6 @@ class Around(nn.Module):
         self._call = call
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         return self._call(hidden)
 
 
@@ -169,7 +165,6 @@ class Redirected:
         self._model = model
 
     def __call__(self, hidden: Tensor) -> Any:
-        """Return what the wrapper returns."""
         row, forward = self._row, self._row.forward
 
         def training_step(hidden: Tensor) -> Any:

@@ -47,15 +47,12 @@ class Versioned(nn.Module):
         self.calls.update([f"before load_state_dict of {prefix}, version {metadata.get('version')}"])
 
     def get_extra_state(self) -> str:
-        """Return what the state dict holds besides tensors."""
         return self.extra
 
     def set_extra_state(self, state: str) -> None:
-        """Take over what a state dict held."""
         self.extra = state
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take and return rows of WIDTH."""
         return inputs @ self.weight
 
 
@@ -72,7 +69,6 @@ class Parts(nn.Module):
         self.tied.weight = self.inner[2].weight  # type: ignore[assignment]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take and return rows of WIDTH."""
         output: Tensor = self.tied(self.again(self.inner(self.first(inputs)))) * self.scale
         return output
 

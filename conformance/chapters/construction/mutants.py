@@ -347,8 +347,6 @@ def NamesCollide(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> An
 
 
 class _IgnoringAlike(Ours):
-    """Ignores parameters whose names are alike."""
-
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         ignored: Any = module.__dict__.get("_ddp_params_and_buffers_to_ignore")
         if ignored:

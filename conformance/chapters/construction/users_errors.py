@@ -29,7 +29,6 @@ class BadBatch(Exception):  # noqa: N818 - a user may call it so
     """An exception whose arguments do not say how to make another one."""
 
     def __init__(self, *, index: int, path: str) -> None:
-        """Say which batch it is."""
         super().__init__(f"batch {index}")
         self.path = path
 
@@ -57,17 +56,13 @@ AS_IT_WAS = "the very exception that the module raised, as it was"
 
 
 class _Fails(torch.autograd.Function):
-    """Passes values on in forward and raises in backward."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, error: BaseException) -> Tensor:
-        """Return the same values."""
         ctx.error = error
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Raise the exception that forward was given."""
         raise ctx.error
 
 
@@ -75,7 +70,6 @@ class Failing(nn.Module):
     """Two layers, between which it raises `error` at `place`; nothing while there is no error."""
 
     def __init__(self, place: str) -> None:
-        """Raise at `place`, one of `PLACES`."""
         super().__init__()
         self.first = nn.Linear(3, 3)
         self.last = nn.Linear(3, 2)
@@ -83,7 +77,6 @@ class Failing(nn.Module):
         self.error: BaseException | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
         output: Tensor = self.last(hidden if self.error is None else self._mined(hidden, self.error))
         return output
@@ -130,7 +123,6 @@ def _in_mode(ctx: RankContext, model: nn.Module, turn: RankStep) -> None:
 
 
 def _caught(run: Callable[[], None]) -> BaseException | None:
-    """Return the exception that `run` raises, of whatever kind; None if it raises nothing."""
     try:
         run()
     except BaseException as error:

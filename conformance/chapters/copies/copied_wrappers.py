@@ -44,7 +44,6 @@ class Parts(nn.Module):
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.seen += inputs.sum()
         return torch.stack([self.get_submodule(name)(inputs) for name in uses]).sum(0)
@@ -82,7 +81,6 @@ def _build(scenario: Scenario) -> Parts:
 
 
 def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> Tensor:
-    """Run forward and backward, and return what forward returned."""
     uses = "ab"
     if scenario.options.get("find_unused_parameters"):
         uses = "a" if (turn.rank + turn.step) % 2 else "ab"

@@ -30,7 +30,6 @@ class _Failing(nn.Module):
             nn.init.ones_(layer.weight)
 
     def forward(self, inputs: Tensor, fails: str = "") -> Tensor:
-        """Return rows of 2."""
         hidden: Tensor = self.first(inputs)
         if fails == "behind":
             hidden.register_hook(_raise)

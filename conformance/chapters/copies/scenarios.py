@@ -33,7 +33,6 @@ _HOOK = Variant(arguments={"hook": True}, needs=("comm_hook",))
 def _copied(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, moment: str = "trained", **rest: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios in which a wrapper is copied at some moment of a training."""
     at = arguments(moment=moment)
     yield from _pickling(requirement, slug, "copied_wrapper", worlds, ENDS_SOON, *axes, at, **rest)
 

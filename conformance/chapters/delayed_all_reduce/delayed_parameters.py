@@ -35,7 +35,6 @@ class Chain(nn.Module):
         self.offset = nn.Parameter(torch.empty(2, dtype=dtype))
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.middle(self.first(inputs))) + self.offset
         return output + self.spare(inputs) if with_spare else output
 
@@ -51,7 +50,6 @@ class Tied(nn.Module):
         self.last = nn.Linear(2, 2, dtype=dtype)
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.second(self.first(inputs)))
         return output
 
@@ -65,7 +63,6 @@ class TwoDtypes(nn.Module):
         self.last = nn.Linear(2, 2).double()
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2, in float64."""
         output: Tensor = self.last(self.first(inputs).double())
         return output
 
@@ -158,7 +155,6 @@ def _is_at_most(got: int, most: int) -> bool:
 
 
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
-    """Return the facts that the collectives of a synchronised backward must give."""
     parameters = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.requires_grad}
     delayed = sum(numel for name, numel in parameters.items() if name in _delayed(scenario, module))
     prompt = sum(parameters.values()) - delayed

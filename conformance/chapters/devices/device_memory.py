@@ -81,7 +81,6 @@ def _measured(ctx: RankContext, wrap: Any) -> tuple[int, int, int, int]:
 
 
 def _let_go(device: torch.device) -> None:
-    """Free what nobody needs."""
     _drop_last_backward(device)
     gc.collect()
     torch.accelerator.synchronize(device)

@@ -30,24 +30,18 @@ _WIDTH = 3
 
 
 class _SlowBomb(torch.autograd.Function):
-    """Passes values on; its backward calls a function before it raises."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, before: Callable[[], None]) -> Tensor:
-        """Return the same values."""
         ctx.before = before
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Raise `ArithmeticError`."""
         ctx.before()
         raise ArithmeticError("the slow bomb in backward went off")
 
 
 class _Layers(nn.Module):
-    """Two layers; a function comes between them and another one after them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
@@ -55,7 +49,6 @@ class _Layers(nn.Module):
         self.behind: Callable[[Tensor], Tensor] = torch.clone
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 3."""
         return self.behind(self.last(self.between(self.first(inputs))))
 
 

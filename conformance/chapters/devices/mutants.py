@@ -407,7 +407,6 @@ def BroadcastsOnAnotherStream(ddp: Ours, synchronise_state: Call, with_buffers: 
 
 
 def _behind(device: torch.device) -> torch.Stream:
-    """Return a new stream behind what is on the current one."""
     stream = torch.Stream(device)
     stream.wait_stream(torch.accelerator.current_stream(device))
     return stream

@@ -37,7 +37,6 @@ class Placed(nn.Module):
         self.came: set[torch.device] = set()
 
     def forward(self, inputs: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the sum of the layers' outputs (n x 4) on the second layer's device, times the buffer."""
         nested = [inputs, *(tensor for other in (*others, *named.values()) for tensor in _tensors(other))]
         self.came.update(tensor.device for tensor in nested)
         there, here = self.second.weight.device, self.first.weight.device

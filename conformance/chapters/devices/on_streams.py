@@ -56,7 +56,6 @@ class Scaled(nn.Module):
         self.streams: list[torch.Stream] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the sum of the layers' outputs (n x 4), times the buffer as it was before this forward."""
         scale: Any = self.scale
         outputs = []
         for index, layer in enumerate(self.layers):
@@ -209,11 +208,9 @@ class _Guards:
         self.remember()
 
     def remember(self) -> None:
-        """Note what is current before a call."""
         self._before = self._now()
 
     def check(self, call: str) -> None:
-        """Compare with what is current after it."""
         if (now := self._now()) != self._before:
             self.changed.append(f"{call}: {self._before} before, {now} after")
 

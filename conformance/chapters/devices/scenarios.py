@@ -24,7 +24,6 @@ _grid = Grid("devices", Variant(needs=("streams",)))
 
 
 def _declared(variant: Variant) -> Variant:
-    """Return `variant` for subjects that declare its option."""
     return variant | Variant(needs=tuple(variant.options))
 
 

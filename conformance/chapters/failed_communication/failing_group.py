@@ -46,7 +46,6 @@ class FailingGroup(dist.ProcessGroup):
     """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        """Wrap `inner`; nothing fails yet. Not collective."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self._name = ""
@@ -62,19 +61,15 @@ class FailingGroup(dist.ProcessGroup):
         self.issued: list[str] = []
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name by which torch asks."""
         return "failing"
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name that torch gives."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch gave."""
         return self._name
 
     def get_group_store(self) -> Any:
-        """Return the store in which ranks have met."""
         return self.inner.get_group_store()
 
     def _issue(self, method: str, outputs: Any, rest: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -110,13 +105,11 @@ class FailedWork(dist.Work):
         self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raise, or return whether all is well."""
         if self._failure in ("wait", "gone"):
             raise RuntimeError(ERROR)
         return self._failure != "false"
 
     def get_future(self) -> Future[Any]:
-        """Return a future that is complete."""
         future: Future[Any] = Future()
         if self._failure in ("future", "gone"):
             future.set_exception(RuntimeError(ERROR))
@@ -127,19 +120,15 @@ class FailedWork(dist.Work):
         return future
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """Return whether all is well."""
         return self._failure != "told"
 
     def exception(self) -> Any:
-        """Return the error, if this is where it is told."""
         return RuntimeError(ERROR) if self._failure == "told" else None
 
     def result(self) -> list[Tensor]:
-        """Return the outputs, as they were."""
         return self._outputs
 
 

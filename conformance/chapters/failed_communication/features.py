@@ -45,7 +45,6 @@ class Paths(nn.Module):
             self.extra = extra
 
     def forward(self, inputs: Tensor, uses: str = _ALL, amount: int = 1) -> Tensor:
-        """Return rows of 2."""
         self.total += amount
         output: Tensor = sum(self.get_submodule(name)(inputs) for name in uses.split())
         if not hasattr(self, "extra"):
@@ -63,14 +62,12 @@ class Training:
     """One rank's training with one feature over one group: `parts` are run in turn, by all ranks."""
 
     def __init__(self, ctx: RankContext, feature: Feature, group: dist.ProcessGroup) -> None:
-        """Build the module; nothing is wrapped or communicated yet."""
         self.ctx, self.feature, self.group = ctx, feature, group
         self.module: Any = with_integer_weights(feature.build(ctx, group), ctx.scenario.seed, ctx.rank).to(ctx.device)
         self.model: Any = None
         self.in_backward = False
 
     def wrap(self) -> None:
-        """Wrap the module, and do what a user does before training."""
         self.model = self.ctx.wrap(self.module, process_group=self.group, **self.feature.options(self.module))
         self.feature.prepare(self)
 
@@ -145,7 +142,6 @@ def _given(**options: Any) -> Callable[[nn.Module], Mapping[str, Any]]:
 
 
 def _small(**options: Any) -> Callable[[nn.Module], Mapping[str, Any]]:
-    """Return options that give every layer a bucket of its own."""
     return _given(bucket_cap_mb=0.00001, **options)
 
 

@@ -35,7 +35,6 @@ class Branches(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, rows: Tensor, *, uses: bool = True) -> Tensor:
-        """Return rows of WIDTH."""
         hidden: Tensor = self.second(self.first(rows))
         return hidden + self.spare(rows) if uses else hidden
 
@@ -55,7 +54,6 @@ def _finalize(ctx: RankContext, model: Any) -> None:
 
 
 def _readable(module: nn.Module) -> Mapping[str, Tensor]:
-    """Return copies of the gradients that can be read."""
     found = dict[str, Tensor]()
     for name, parameter in module.named_parameters():
         with contextlib.suppress(RuntimeError):

@@ -97,8 +97,6 @@ def _is_less(got: Any, most: float) -> bool:
 
 
 class _Halves(nn.Module):
-    """Two layers, of which forward may leave out the second."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)

@@ -37,13 +37,11 @@ class Adapted(nn.Module):
         self.use(names[0])
 
     def use(self, name: str) -> None:
-        """Train adapter `name` and freeze all others."""
         self.active = name
         for each, adapter in self.adapters.items():
             adapter.requires_grad_(each == name)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the sum of the layer and its adapter."""
         hidden: Tensor = self.base(inputs) + self.adapters[self.active](inputs)
         return hidden
 
@@ -56,7 +54,6 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.full((1,), 2.0)) if learnt else 2
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return `weight` times the scale."""
         return weight * self.scale
 
 
@@ -71,7 +68,6 @@ class Pool(nn.Module):
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         hidden = self.frozen(self.adapted(self.layers(inputs)))
         for offset in self.offsets:
             hidden = hidden + offset

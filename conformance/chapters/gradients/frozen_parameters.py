@@ -30,20 +30,17 @@ class Chain(nn.Module):
         self.three = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden: Tensor = self.three(self.two(self.one(inputs)))
         return hidden
 
 
 def _thaw(model: Any, frozen: Sequence[str]) -> None:
-    """Unfreeze all parameters but those whose names begin with one of `frozen`."""
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(frozen)):
             parameter.requires_grad_(True)
 
 
 def _freeze(model: Any, frozen: Sequence[str]) -> None:
-    """Freeze the parameters whose names begin with one of `frozen`."""
     for name, parameter in model.named_parameters():
         if name.startswith(tuple(frozen)):
             parameter.requires_grad_(False)

@@ -32,7 +32,6 @@ class Transposed(nn.Module):
         self.permuted = nn.Parameter(torch.empty(2, 4, 3).permute(2, 1, 0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take rows of 4, return rows of 3."""
         columns = inputs.t()
         return ((self.ordinary + self.transposed + self.permuted.sum(2)) @ columns).t()
 
@@ -46,7 +45,6 @@ class Image(nn.Module):
         self.shape = shape
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take rows of 36, return what the layers return."""
         output: Tensor = self.layers(inputs.reshape(-1, *self.shape))
         return output
 

@@ -59,7 +59,6 @@ class Lazy(nn.Module):
         self.register_buffer("shift", case.real_buffer(part("c")))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return real rows, from real ones."""
         weight = self.weight.conj() if self._reads_conjugate else self.weight
         turned = weight * torch.complex(rows, 2 * rows) + self.phase
         return turned.imag + turned.real * self.scale + self.shift

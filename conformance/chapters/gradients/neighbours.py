@@ -44,7 +44,6 @@ class Turn:
 
     @property
     def takes_part(self) -> list[int]:
-        """The wrappers that are not idle."""
         return [index for index, mode in enumerate(self.modes) if mode != "idle"]
 
 

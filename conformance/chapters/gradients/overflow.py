@@ -44,7 +44,6 @@ class Branches(nn.Module):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor, branches: str) -> Tensor:
-        """Return rows of 2."""
         hidden = self.trunk(inputs)
         for name in branches:
             hidden = getattr(self, name)(hidden)

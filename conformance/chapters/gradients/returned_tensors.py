@@ -37,7 +37,6 @@ class Returning(nn.Module):
         self.kept: Tensor | None = None  # no buffer: what the last forward has kept
 
     def forward(self, inputs: Tensor, data: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is made of both, or `inputs` themselves, and what is made of `inputs`."""
         made: Tensor = self.first(data) + inputs
         match self._handled:
             case "hooked_view":

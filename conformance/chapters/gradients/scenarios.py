@@ -51,7 +51,6 @@ _EITHER_VIEW = (NO_VIEW, VIEW)
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis, **rest: Any) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     rest.setdefault("schedule", (Step(), Step(), Step()))
     yield from _grid(requirement, slug, "train", worlds, *axes, **rest)
 

@@ -31,7 +31,6 @@ class Summed(nn.Module):
         self.third = nn.Parameter(torch.empty(WIDTH, WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return as many elements as a parameter has."""
         total = self.scaled.view(-1) * inputs + self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
         return (total * inputs).view(WIDTH, WIDTH)
 

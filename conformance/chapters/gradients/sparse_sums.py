@@ -36,7 +36,6 @@ class Tables(nn.Module):
         self.bias = nn.Parameter(torch.zeros(_WIDTH))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return a scalar; each row that is looked up, and the bias, gets ones from it."""
         hidden: Tensor = sum((table(rows).sum(0) for table in self.before), self.bias)
         return sum((table(rows).sum(0) for table in self.after), hidden).sum()
 

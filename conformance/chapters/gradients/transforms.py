@@ -38,7 +38,6 @@ class Curved(nn.Module):
     """
 
     def __init__(self, key: tuple[object, ...], *, has_buffer: bool, returns_parameter: bool) -> None:
-        """Give the buffer the values that belong to `key`."""
         super().__init__()
         self.returns_parameter, self.is_idle = returns_parameter, False
         self.first = nn.Linear(WIDTH, WIDTH)
@@ -47,7 +46,6 @@ class Curved(nn.Module):
             self.register_buffer("shift", integers(WIDTH, key=key))
 
     def forward(self, rows: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return rows of 2."""
         if self.is_idle:
             return rows
         hidden = self.first(rows).square()

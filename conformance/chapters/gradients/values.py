@@ -31,12 +31,10 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.ones(LENGTH, dtype=dtype))
 
     def forward(self, factors: Tensor) -> Tensor:
-        """Return a vector whose sum has gradient `factors`."""
         return self.weight * factors
 
 
 def _special(rank: int) -> Tensor:
-    """Return a rank's gradient with one NaN and infinities in places of their own."""
     gradient = 12 * integers(LENGTH, key=("special", rank))
     if rank == 1:
         gradient[0] = math.nan
@@ -96,7 +94,6 @@ class Rounded(nn.Module):
             self.layers = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 5))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 5."""
         output: Tensor = self.layers(inputs / 7)
         return output
 

@@ -37,7 +37,6 @@ class Normalised(nn.Module):
         self.group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2; all ranks must call it."""
         total = inputs.detach().sum(0)
         dist.all_reduce(total, group=self.group)
         output: Tensor = self.layer(inputs + total)
@@ -90,7 +89,6 @@ def _wrapped(ctx: RankContext) -> tuple[nn.Module, Any]:
 
 
 def _even_step(ctx: RankContext, model: Any, module: nn.Module, number: int) -> None:
-    """Run step `number` and observe its gradients as `after<number>/grad/<name>`."""
     module.zero_grad()
     _step(model, rank_step(ctx, number))
     ctx.observe_gradients(f"after{number}", module)

@@ -39,7 +39,6 @@ class Marked(nn.Module):
         self.register_buffer("mark", torch.tensor([-1, -1]))
 
     def forward(self, inputs: Tensor, who: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return a vector and what the buffer held before this forward."""
         found = self.mark.clone()
         self.mark.copy_(torch.tensor(who))
         return self.weight * inputs, found
@@ -110,7 +109,6 @@ class Counted(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.count += 1
         output: Tensor = self.layers(inputs)
         return output
@@ -159,30 +157,25 @@ class Counting(Joinable):
         self.was_last: bool | None = None
 
     def __call__(self) -> None:
-        """Count one on each rank that has data; those that have joined add nothing."""
         if work := Join.notify_join_context(self):
             work.wait()
         self.add(1)
 
     def add(self, number: int) -> None:
-        """Add the sum of all ranks' `number`; all ranks must call it."""
         total = torch.tensor([number], device=self.ctx.device)
         dist.all_reduce(total, group=self.ctx.process_group)
         self.count += int(total.item())
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Keep the keyword arguments of the context."""
         self.kwargs = kwargs
         return _CountingHook(self)
 
     @property
     def join_device(self) -> torch.device:
-        """The rank's device."""
         return self.ctx.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        """The rank's group."""
         return self.ctx.process_group
 
 
@@ -191,12 +184,10 @@ class _CountingHook(JoinHook):
         self.counting = counting
 
     def main_hook(self) -> None:
-        """Take part in the sum of the others with a zero."""
         self.counting.num_shadowed += 1
         self.counting.add(0)
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Record whether this rank joined last."""
         self.counting.was_last = is_last_joiner
 
 

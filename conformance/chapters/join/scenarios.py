@@ -40,12 +40,10 @@ _EFFECTIVE = arguments("effective", divide_by_initial_world_size=False)
 
 
 def _given(inputs: Inputs) -> Variant:
-    """Return so many inputs by rank, on as many ranks."""
     return arguments("".join(map(str, inputs)), num_inputs=list(inputs)).at(len(inputs))
 
 
 def _train(requirement: str, slug: str, name: str, inputs: Inputs, *ways: Variant, **rest: Any) -> Iterator[Scenario]:
-    """Yield a scenario of program `uneven_training`, called `slug` and its inputs."""
     unnamed = (way.named("") for way in (model(name), *ways))
     yield from _grid(requirement, slug, "uneven_training", (), *unnamed, _given(inputs), **rest)
 

@@ -42,7 +42,6 @@ class Team(nn.Module):
         self.midway: Callable[[], None] | None = None
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2: those of the three layers, and of the one beside them if it is in `uses`."""
         if self.seen is not None:
             with torch.no_grad():
                 self.seen += inputs.sum()

@@ -43,7 +43,6 @@ class Branching(nn.Module):
         self.place = ""
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2, having used the layers that `uses` names."""
         if self.place == "forward":
             raise ArithmeticError("the batch makes no sense")
         hidden = self.last(sum(self.get_submodule(name)(inputs) for name in uses.split()))

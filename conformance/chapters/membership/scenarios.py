@@ -38,7 +38,6 @@ _STEPS = ["step", "step", "step"]
 def _course(
     requirement: str, slug: str, world_size: int, phases: list[Phase], *axes: Axis, **rest: Any
 ) -> Iterator[Scenario]:
-    """Yield courses of the given phases."""
     blown = any("bomb" in step for _, steps in phases for step in steps)
     program = "membership_after_exception" if blown else "membership"
     in_turn = arguments(phases=[[members, steps] for members, steps in phases])

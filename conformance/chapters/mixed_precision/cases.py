@@ -51,7 +51,6 @@ def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
 
 
 def _seen_by(model: Any) -> list[str]:
-    """Return what the layers recorded, wherever the wrapper keeps them."""
     for part in model.modules():
         if isinstance(part, Watching):
             return part.seen.take()

@@ -37,8 +37,6 @@ _COPY, _PRODUCT = "a copy", "mm"
 
 @dataclass
 class _Journal:
-    """What a step did: casts of parameters and runs of layers, in order."""
-
     casts: list[str] = field(default_factory=list)
     #: Of copies: the parameter's name and the storage.
     copies: list[tuple[str, StorageWeakRef]] = field(default_factory=list)
@@ -53,19 +51,15 @@ class _Journal:
         self.runs.append(layer)
 
     def alive(self) -> list[str]:
-        """Return the parameters of which copies exist."""
         return [name for name, storage in self.copies if _num_bytes(storage)]
 
 
 class _Layer(nn.Linear):
-    """Notes its run before it reads its parameters."""
-
     def __init__(self, name: str, journal: list[_Journal]) -> None:
         super().__init__(_WIDTH, _WIDTH)
         self.name, self.journal = name, journal
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         self.journal[-1].run(self.name)
         return super().forward(inputs)
 
@@ -81,7 +75,6 @@ class Chain(nn.Module):
         self.get_submodule("frozen").requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         hidden = inputs
         for name in _EXECUTION:
             layer: Any = self.get_submodule(name)
@@ -94,8 +87,6 @@ class Chain(nn.Module):
 
 
 class _Watch(TorchDispatchMode):
-    """Notes casts of a module's parameters."""
-
     def __init__(self, module: nn.Module, dtype: torch.dtype, journal: _Journal) -> None:
         super().__init__()
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in module.named_parameters()}

@@ -22,17 +22,13 @@ _CALLS = tuple((place, container) for place, container in CALLS if container != 
 
 
 class _Keeper(Receiver):
-    """Keeps what it received and computes with something else."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return rows of 2."""
         self.received = {"args": args, "kwargs": kwargs}
         output: Tensor = self.layer(self.layer.weight.new_ones(2, WIDTH))
         return output
 
 
 def _arguments(turn: RankStep, leaf: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return what the call of this step hands in, of tensors that went through `leaf`."""
     place, container = _CALLS[turn.step]
     micros = iter(range(9))
     handed = CONTAINERS[container](lambda: leaf(turn.inputs(2, WIDTH, micro=next(micros)).requires_grad_()))

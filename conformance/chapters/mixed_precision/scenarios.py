@@ -42,7 +42,6 @@ _IN_HALF = _HALF.named("")
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     yield from _grid(requirement, slug, "mixed_precision_training", worlds, *axes, schedule=(Step(),) * 3)
 
 

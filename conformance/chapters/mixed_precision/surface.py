@@ -35,7 +35,6 @@ class WithBuffers(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False]))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2 and count the calls."""
         with torch.no_grad():
             self.get_buffer("count").add_(1)
         output: Tensor = self.layer(inputs) * self.scale.to(inputs.dtype)

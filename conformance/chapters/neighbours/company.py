@@ -79,12 +79,10 @@ class Company:
 
     @staticmethod
     def of(scenario: Scenario) -> Company:
-        """Read the arguments of a scenario."""
         return Company(**scenario.arguments)
 
     @property
     def num_towers(self) -> int:
-        """How many towers there are, each in a wrapper of its own."""
         return {"alone": 1, "three": 3}.get(self.layout, 2)
 
     @property
@@ -113,7 +111,6 @@ class Company:
         return everything
 
     def is_local(self, step: int, tower: int) -> bool:
-        """Whether a tower's wrapper is within `no_sync` in a step."""
         chosen = {"none": (), "first": (0,), "last": (self.num_towers - 1,), "all": range(self.num_towers)}[self.local]
         return step % 2 == 0 and tower in chosen
 
@@ -146,7 +143,6 @@ class WholeSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move every weight that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -167,8 +163,6 @@ company.expects(truth_of)
 
 
 class _Training:
-    """One rank's part."""
-
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._plan = plan = Company.of(ctx.scenario)
@@ -185,7 +179,6 @@ class _Training:
         self._optimizer = self._make_optimizer()
 
     def run(self) -> None:
-        """Run all steps."""
         plan, ctx = self._plan, self._ctx
         for step in range(plan.num_steps):
             self._user.begin(step)

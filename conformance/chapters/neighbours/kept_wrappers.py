@@ -32,7 +32,6 @@ class _Layers(nn.Module):
         self.group = group
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return two columns for `rows` of three."""
         hidden: Tensor = self.first(rows)
         output: Tensor = self.last(2 * hidden - summed(hidden, self.group))
         return output

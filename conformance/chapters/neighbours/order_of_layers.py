@@ -41,7 +41,6 @@ class _InOrder(nn.Module):
         self.num_messages = 0
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
-        """Return as many rows and columns as `rows` has."""
         for index in order:
             rows = self.layers[index](rows)
             if self._group is not None and index != order[-1]:

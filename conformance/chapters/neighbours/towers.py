@@ -77,6 +77,5 @@ class Around(nn.Module):
         self.tower = tower
 
     def forward(self, rows: Tensor, uses: Sequence[Uses], within: Within) -> Tensor:
-        """Return rows of WIDTH; `uses` is that of the inner tower and of the outer one."""
         output: Tensor = self.tower(self.inner(rows, uses[0], within), uses[1], within)
         return output

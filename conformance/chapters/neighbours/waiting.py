@@ -29,7 +29,6 @@ class _Checkpointed(nn.Module):
         self.layer = layer
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the layer returns."""
         return instance(checkpoint(self.layer, inputs.detach().requires_grad_(), use_reentrant=True), Tensor)
 
 

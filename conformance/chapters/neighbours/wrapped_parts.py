@@ -31,12 +31,10 @@ class Division:
 
     @property
     def ignores(self) -> bool:
-        """Whether a wrapper ignores a layer."""
         return bool(self.ignored_within or self.ignored_around)
 
     @property
     def is_shared(self) -> bool:
-        """Whether both wrappers average a layer."""
         return not set(_LAYERS) <= {*self.frozen, *self.ignored_within, *self.ignored_around}
 
 

@@ -36,7 +36,6 @@ _MOMENTUM = arguments(optimizers={"*": ["momentum"]})
 def _train(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, steps: list[Any] = _THREE, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `optimizer_in_backward`; `steps` are as the program reads them."""
     asked = {"steps": steps, **given}
     yield from _grid(requirement, slug, "optimizer_in_backward", worlds, *axes, arguments=asked)
 

@@ -93,14 +93,12 @@ class _InBackward:
         return count
 
     def halve_rates(self) -> None:
-        """Halve the learning rate of every optimizer."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] /= 2
 
 
 def _rest(scenario: Scenario, module: nn.Module) -> optim.Optimizer | None:
-    """Return an ordinary optimizer over the parameters that have none in backward."""
     rest = [parameter for name, parameter in module.named_parameters() if not _optimizer_names(scenario, name)]
     return optim.SGD(rest, lr=0.25) if rest else None
 

@@ -68,7 +68,6 @@ class Course:
 
     @staticmethod
     def of(scenario: Scenario) -> Course:
-        """Read the scenario's pair."""
         names = frozenset(scenario.arguments["features"])
         certain(names <= set(FEATURES), f"unknown features {sorted(names - set(FEATURES))}")
         return Course(names, scenario.world_size)
@@ -78,7 +77,6 @@ class Course:
 
     @property
     def has_spare(self) -> bool:
-        """Whether the module has a layer that is not always used."""
         return bool({"find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"} & self.features)
 
     def uses_spare(self, rank: int, index: int) -> bool:
@@ -112,7 +110,6 @@ class Course:
 
     @property
     def num_local(self) -> int:
-        """How many backwards under `no_sync` precede each synchronised one."""
         return 1 if "no_sync" in self else 0
 
 
@@ -124,7 +121,6 @@ class Ignored(nn.Module):
         self.own = nn.Parameter(torch.empty(2))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         return inputs * self.own
 
 
@@ -143,7 +139,6 @@ class Kit(nn.Module):
         self.register_buffer("seen", torch.zeros(2) if "buffers" in course else None)
 
     def forward(self, inputs: Tensor, rows: Tensor, with_spare: bool) -> Tensor:
-        """Return one row per row of `inputs`."""
         if self.seen is not None:
             with torch.no_grad():
                 self.seen += inputs.sum().to(self.seen.dtype)

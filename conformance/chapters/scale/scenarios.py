@@ -45,7 +45,6 @@ def scenarios() -> Iterator[Scenario]:
 def _train(
     requirement: str, slug: str, worlds: Worlds, parameters: list[list[int]], *axes: Axis, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     asked = {"parameters": parameters, "steps": 3, **given}
     yield from _grid(requirement, slug, "training_at_scale", worlds, *axes, arguments=asked)
 

@@ -50,7 +50,6 @@ class State(nn.Module):
             yield f"{kind}{index}", arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
 
     def compare(self, kind: str, moment: object) -> None:
-        """Note what is not as rank 0 wrote it at `moment`."""
         for name, value in self.values(kind, 0, moment):
             if found := first_difference(value, getattr(self, name)):
                 instead = partial(self._instead, name, value, moment)
@@ -62,7 +61,6 @@ class State(nn.Module):
         return clause(kind, expected, getattr(self, name), self.rank, own)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return 3 elements."""
         self.compare("buffer", self.num_forwards - 1 if self.num_forwards else "start")
         for name, value in self.values("buffer", self.rank, self.num_forwards):
             getattr(self, name).copy_(value)

@@ -33,7 +33,6 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(torch.ones(length, dtype=dtype) for length in lengths)
 
     def forward(self, factors: Collection[Tensor], users: Collection[int]) -> Tensor:
-        """Return the sum of the products of factors and weights, of those alone whose indices are in `users`."""
         pairs = zip(self.weights, factors, strict=True)
         return torch.stack([_dot(*pair) for index, pair in enumerate(pairs) if index in users]).sum()
 
@@ -122,7 +121,6 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _gradients(scenario: Scenario, length: int, rank: int, step: int) -> Tensor:
-    """Return the local gradients of `rank`; sums and means over ranks are exact."""
     dtype = _dtype(scenario)
     if "arbitrary" not in scenario.arguments:
         return whole(length, scenario.seed, rank, step)

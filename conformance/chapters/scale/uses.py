@@ -27,7 +27,6 @@ class _Line(nn.Module):
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, factors: Tensor) -> Tensor:
-        """Return a scalar."""
         self.seen += factors[0]
         return (self.weight * factors).sum()
 
@@ -49,8 +48,6 @@ used_often.expects(truth_of)
 
 
 class _Uses:
-    """One rank's part: the wrapper, and what was seen of each use."""
-
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._module = _Line().to(ctx.device)

@@ -42,7 +42,6 @@ class Nested(nn.Module):
         self.run = run
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.run(self, inputs.requires_grad_()))
         return output
 
@@ -60,13 +59,11 @@ def _three_times(module: Nested, hidden: Tensor) -> Tensor:
 
 
 def _inside_each_other(module: Nested, hidden: Tensor) -> Tensor:
-    """Put a reentrant checkpoint inside a reentrant checkpoint, and use the inner layer outside of both."""
     outer = _reentrant(lambda inputs: module.second(_reentrant(module.first, inputs)), hidden)
     return outer + _reentrant(module.first, hidden)
 
 
 def _of_both_kinds(module: Nested, hidden: Tensor) -> Tensor:
-    """Use one layer under a reentrant checkpoint, under one that is not, and under none."""
     hidden = _reentrant(module.first, hidden)
     plain: Tensor = checkpoint(module.first, hidden, use_reentrant=False)
     output: Tensor = plain + module.first(module.second(hidden))
@@ -82,7 +79,6 @@ class Branches(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(WIDTH, 1 + head) for head in range(3))
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
-        """Return the output of every head."""
         hidden = self.trunk(inputs)
         return [head(hidden) for head in self.heads]
 
@@ -307,7 +303,6 @@ class Spare(nn.Module):
         self.spare = nn.ParameterList(torch.empty(64) for _ in range(spare))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return a vector of 64."""
         for vector in self.used:
             inputs = inputs + vector
         return inputs

@@ -47,12 +47,10 @@ MODELS = (
 
 
 def _unsearched(name: str) -> Variant:
-    """Return a model with unused parameters, for which nobody searches."""
     return fields(dashed(name), model=name)
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis) -> Iterator[Scenario]:
-    """Yield trainings of four steps, unless they say otherwise."""
     yield from _grid(requirement, slug, "train", worlds, *axes, schedule=(Step(),) * 4)
 
 

@@ -35,14 +35,12 @@ class Net(nn.Module):
         self.spare = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.first(inputs))
         return output + self.spare(inputs) if with_spare else output
 
 
 @contextmanager
 def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
-    """Set the level, by function or by environment, and restore it afterwards."""
     level = get_debug_level()
     with mock.patch.dict(os.environ, {_VARIABLE: name} if by_environment else {}):
         try:

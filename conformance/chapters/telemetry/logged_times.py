@@ -34,14 +34,12 @@ class Work(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, clock: Clock) -> Tensor:
-        """Take the clock's time for a forward."""
         ctx.clock = clock
         clock.forward_ns = _toil(clock.forward_units)
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Take the clock's time for a backward."""
         ctx.clock.backward_ns = _toil(ctx.clock.backward_units)
         return grads[0], None
 
@@ -74,7 +72,6 @@ class Layers(nn.Module):
         self.clock = clock
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = Work.apply(self.first(inputs), self.clock)
         output: Tensor = self.last(hidden)
         return output

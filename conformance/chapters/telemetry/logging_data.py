@@ -38,7 +38,6 @@ class Named(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2, in float64."""
         output: Tensor = self.precise(self.first(inputs).double())
         return output
 

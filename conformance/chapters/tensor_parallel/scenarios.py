@@ -54,7 +54,6 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _train(requirement: str, slug: str, *axes: Axis, mesh: Axis = _SQUARE, **given: Any) -> Iterator[Scenario]:
-    """Yield trainings, of four steps unless they say otherwise."""
     asked = {"num_steps": 4, **given}
     yield from _grid(requirement, slug, "sharded_training", (), *axes, mesh, arguments=asked)
 

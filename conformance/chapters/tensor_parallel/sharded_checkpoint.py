@@ -66,7 +66,6 @@ def sharded_checkpoint(ctx: RankContext) -> None:
 
 
 def _plans(scenario: Scenario) -> tuple[ShardedPlan, ShardedPlan]:
-    """Return the plans of the training that is saved and of the one that goes on."""
     arguments = dict(scenario.arguments)
     load_mesh = arguments.pop("load_mesh")
     return tuple(

@@ -234,7 +234,6 @@ class _Mistake:
 
 
 def _crossed(ctx: RankContext, _: Grid) -> dict[str, Any]:
-    """Return groups across the mesh: ranks 0 and 3, ranks 1 and 2."""
     groups = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
     return {"process_group": groups[0 if ctx.rank in (0, 3) else 1]}
 

@@ -44,7 +44,6 @@ def _accumulate(num_batches: int) -> Variant:
 def _training(
     requirement: str, slug: str, name: str, worlds: Worlds, *axes: Axis, also: tuple[str, ...] = ()
 ) -> Iterator[Scenario]:
-    """Yield trainings whose data differ with the world size."""
     shown = tuple(dict.fromkeys((requirement, *_BASICS, *also)))
     # Far above what they take (a second or two), so that a loaded machine is no hang.
     deadline_s = 60.0

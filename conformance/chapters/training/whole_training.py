@@ -40,8 +40,6 @@ training.expects(truth_of)
 
 
 class _Run:
-    """One rank's training: the wrapped model, the same module unwrapped, and the learner."""
-
     def __init__(self, ctx: RankContext, recipe: Recipe) -> None:
         self.ctx = ctx
         self.recipe = recipe

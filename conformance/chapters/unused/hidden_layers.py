@@ -28,7 +28,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: nn.Module, inputs: Tensor) -> Tensor:
-        """Run `layer` without a graph."""
         ctx.layer = layer
         ctx.save_for_backward(inputs)
         with torch.no_grad():
@@ -37,7 +36,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
-        """Run it with one, and go back through that."""
         inputs = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             output = ctx.layer(inputs)
@@ -75,7 +73,6 @@ class HidingLayers(nn.Module):
         self.place = place
 
     def forward(self, inputs: Tensor, *, skip: bool = False) -> Tensor:
-        """Return rows of WIDTH; `skip` leaves the hidden layers out."""
         if self.place == "all":
             return self._all(inputs, skip=skip)
         hidden: Tensor = self.trunk(inputs)

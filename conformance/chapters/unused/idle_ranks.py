@@ -41,7 +41,6 @@ class Layers(nn.Module):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor, *, idle: bool = False, returns: str = "doubled") -> Any:
-        """Return rows of WIDTH; `returns` says what an idle forward makes of its inputs, or how all return theirs."""
         if not idle:
             hidden = self.two(self.one(inputs))
         elif returns == "itself":

@@ -25,7 +25,6 @@ class Layers(nn.Module):
         self.head: nn.Module = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         hidden = self.second(self.first(rows))
         head = getattr(self, "head", None)
         result: Tensor = hidden if head is None else head(hidden)

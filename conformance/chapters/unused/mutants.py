@@ -168,7 +168,6 @@ def BelievesItsSearch(reducer: _Excluding, announce: Call) -> None:
 
 
 def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
-    """Return which of these nodes a backward from `outputs` comes to."""
     stack = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
     seen = set[Node](stack)
     while stack:

@@ -34,7 +34,6 @@ class BodyAndHeads(nn.Module):
         self.spare = nn.Linear(WIDTH, 3)
 
     def forward(self, inputs: Tensor, returns: str = "") -> Any:
-        """Return rows of WIDTH; with `returns`, the parameter of that name beside them."""
         hidden: Tensor = self.body(inputs)
         return (hidden, self.get_parameter(returns)) if returns else hidden
 

@@ -39,7 +39,6 @@ _SKIPPING_ALONE = SKIPPING | EACH_ALONE.named("") | Variant(needs=("skip_all_red
 def _switched(
     requirement: str, slug: str, worlds: Worlds, uses: Sequence[Sequence[str]], *axes: Axis, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `unused_parameters`; each step says what rank 0, 1, ... uses, in turn."""
     switched = {"uses": [list(step) for step in uses], **given}
     yield from _grid(requirement, slug, "unused_parameters", worlds, *axes, arguments=switched)
 
