@@ -12,10 +12,7 @@ from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 

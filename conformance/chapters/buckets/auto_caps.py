@@ -12,10 +12,8 @@ from torch import Tensor
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bucket_traffic import Stack
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

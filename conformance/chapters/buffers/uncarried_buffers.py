@@ -10,10 +10,7 @@ from torch import Tensor, nn
 
 from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, rank_step
+from conformance.programs import RankContext, observe_or_refused, program, rank_step, truth_of
 from conformance.truth.expected import Raises
 
 _NUM_BYTES = 24

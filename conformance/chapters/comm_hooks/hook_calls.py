@@ -15,11 +15,8 @@ from torch.futures import Future
 
 from conformance.errors import ScenarioError, certain, present
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import UNSTATED, RankContext, program, rank_step, truth_of
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import UNSTATED, RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

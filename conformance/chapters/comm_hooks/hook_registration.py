@@ -19,11 +19,8 @@ from torch.futures import Future
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.programs.autograd_uses import WIDTH, layers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Anything, Raises, Satisfies
 from conformance.truth.steps import gradients

@@ -36,12 +36,9 @@ from conformance.models.batches import mixed_seed
 from conformance.models.integers import RankStep, integers
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.train import run_step
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Close
 

@@ -14,12 +14,9 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 _NUM_STEPS = 2

@@ -19,12 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, Work
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.programs.bare_group import bare_group
 from conformance.programs.holders import holder_of
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

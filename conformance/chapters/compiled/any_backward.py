@@ -14,10 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.truth.steps import gradients
 
 _WIDTH = 3

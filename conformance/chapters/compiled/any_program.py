@@ -8,8 +8,8 @@ from typing import Any
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling, graphs
 from conformance.errors import present
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import get_program, program
+from conformance.programs import RankContext, program
+from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 

@@ -11,11 +11,9 @@ from torch._logging._internal import set_logs
 from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bucket_traffic import Stack
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 #: Lengths of float32 vectors that fill a bucket of 1 MiB each, and are told apart by their bytes.

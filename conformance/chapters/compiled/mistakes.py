@@ -14,9 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from conformance.chapters.compiled.compiling import PRELOAD, CompilingContext, compiling
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import gradients, simulate_steps

@@ -14,9 +14,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.exact import exact_mean
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 

@@ -10,9 +10,7 @@ import torch
 from conformance.chapters.compiled.cases import Three
 from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 

@@ -17,9 +17,7 @@ from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 from conformance.truth.steps import simulate_steps

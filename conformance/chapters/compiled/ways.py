@@ -19,9 +19,7 @@ from conformance.chapters.compiled.overlap import listening, mark
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 from conformance.truth.steps import simulate_steps

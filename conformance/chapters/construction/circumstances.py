@@ -11,10 +11,7 @@ from torch import nn
 
 from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.scenario import Scenario
 
 _NUM_STEPS = 2

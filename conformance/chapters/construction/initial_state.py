@@ -15,9 +15,7 @@ from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, program, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 

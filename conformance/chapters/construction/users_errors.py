@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, rank_step
+from conformance.programs import RankContext, observe_or_refused, program, rank_step, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients

@@ -20,11 +20,8 @@ from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.models.integers import integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 
 #: What a checkpoint comes from and goes to, for each argument `way`.

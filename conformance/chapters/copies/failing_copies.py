@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from conformance.composed.modules import DeliberateError
 from conformance.observation import Facts
+from conformance.programs import RankContext, program
 from conformance.programs.operations.hearsay import Board
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.scenario import Scenario
 
 

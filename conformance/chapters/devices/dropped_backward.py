@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run
+from conformance.programs import RankContext, observe_run, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Raises

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import Raises, at_most

@@ -20,10 +20,8 @@ from conformance.chapters.devices.trace import is_late, launches_early, waits_ea
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import Satisfies, at_most

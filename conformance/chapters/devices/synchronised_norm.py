@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Close, at_most
 

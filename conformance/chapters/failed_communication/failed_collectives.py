@@ -15,8 +15,8 @@ from conformance.chapters.failed_communication.failing_group import FailingGroup
 from conformance.chapters.failed_communication.features import FEATURES, Feature, Training
 from conformance.errors import certain, instance
 from conformance.observation import ENDINGS, Facts
-from conformance.programs.rank_context import RankContext, Unsupported
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
+from conformance.programs.rank_context import Unsupported
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

@@ -21,9 +21,8 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecisi
 
 from conformance.chapters.failed_communication.failing_group import FAILURES
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import RankContext, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.written_steps import rank_step
 
 _ALL = "first second third"
 #: More elements than a DDP would copy into a bucket.

@@ -14,10 +14,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.composed.numerics import WholeNumbers
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step, run_steps
+from conformance.programs import RankContext, program, rank_step, run_steps, truth_of
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
 

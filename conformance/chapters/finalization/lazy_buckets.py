@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step, run_steps, truth_of
 from conformance.programs.held import resident_bytes
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

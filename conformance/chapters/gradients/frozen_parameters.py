@@ -8,10 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
 from conformance.programs.storages import num_storages
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
 

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, integers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 
 WIDTH = 3
 NUM_STEPS = 3

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
 from conformance.errors import present
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.steps import StepFunction
 

@@ -17,11 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.steps import gradients
 

@@ -18,10 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from conformance.models.integers import with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.steps import gradients
 

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 
 NUM_STEPS = 2
 

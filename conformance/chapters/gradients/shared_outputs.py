@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 from conformance.truth.steps import gradients
 
 NUM_STEPS = 3

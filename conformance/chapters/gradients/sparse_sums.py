@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_most
 

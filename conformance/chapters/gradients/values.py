@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 
 NUM_STEPS = 2

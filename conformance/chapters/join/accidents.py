@@ -17,12 +17,9 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.truth.expected import Raises
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")

@@ -14,13 +14,10 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import gradients

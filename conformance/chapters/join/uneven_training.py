@@ -13,11 +13,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.optimizers import LEARNING_RATE
+from conformance.programs import RankContext, program, truth_of
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 
 
 @program("uneven_training", invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"))

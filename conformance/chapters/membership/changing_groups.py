@@ -14,12 +14,9 @@ from conformance.errors import present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import error_naming
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

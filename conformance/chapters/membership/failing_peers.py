@@ -17,10 +17,8 @@ from conformance.errors import instance, present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bare_group import bare_group
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

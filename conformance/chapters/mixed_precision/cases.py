@@ -23,10 +23,7 @@ from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.truth.expected import Anything
 
 NUM_STEPS = 3

@@ -20,9 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies, is_at_least, is_at_most
 

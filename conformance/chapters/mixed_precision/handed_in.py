@@ -11,10 +11,8 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.models.watched_layers import dtype_name
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.calls import CALLS, CONTAINERS, PLACES, WIDTH, Receiver, parts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 #: Each container in each place, but for objects of a class that no DDP knows: their tensors may stay as they are.

@@ -6,10 +6,8 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.low_precision import build_coarse, precision_of
 from conformance.models.optimizers import sgd
 from conformance.models.watched_layers import dtype_name
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program, truth_of
 from conformance.programs.train import run_step
-from conformance.programs.truth import truth_of
 from conformance.truth.expected import Anything
 
 

@@ -13,8 +13,7 @@ from torch.distributed import fsdp
 from conformance.models.integers import integers
 from conformance.models.low_precision import Precision, precision_of
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

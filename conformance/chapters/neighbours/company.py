@@ -23,10 +23,7 @@ from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.errors import instance
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.scenario import Scenario
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")

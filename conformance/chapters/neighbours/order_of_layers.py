@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
 
 #: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
 _WIDTH = 3

@@ -10,10 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.errors import instance
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 
 _WIDTH = 4
 _NUM_STEPS = 3

@@ -10,10 +10,7 @@ from torch import Tensor, nn, optim
 
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import run_steps
+from conformance.programs import RankContext, program, run_steps, truth_of
 from conformance.truth.expected import Satisfies
 
 WIDTH = 4

@@ -24,11 +24,8 @@ from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Raises, at_least, at_most
 from conformance.truth.steps import gradients

@@ -26,10 +26,7 @@ from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from conformance.chapters.scale.trainings import clause, first_difference, note, shortened
 from conformance.chapters.scale.values import arbitrary
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 #: Of buffers, in turns; of parameters the first four.

@@ -15,9 +15,7 @@ from conformance.checkers.diagnosis import diagnose
 from conformance.errors import instance
 from conformance.models.batches import mixed_seed
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.difference import Difference, difference
 

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.chapters.scale.values import whole
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 
 
 class _Line(nn.Module):

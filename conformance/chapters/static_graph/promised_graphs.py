@@ -15,15 +15,12 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Raised, Unmeasured
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.gradient_traffic import num_issued, uncounted
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Raises, Satisfies, at_least
 from conformance.truth.steps import StepFunction

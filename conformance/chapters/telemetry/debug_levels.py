@@ -13,11 +13,8 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_le
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

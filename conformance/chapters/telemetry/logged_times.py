@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises, Satisfies
 

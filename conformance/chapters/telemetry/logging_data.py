@@ -17,10 +17,8 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 

@@ -22,8 +22,7 @@ from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRo
 from conformance.chapters.tensor_parallel.sharded_training import grid, observe_whole, run_backward, sharded_module
 from conformance.errors import instance, present
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 

@@ -20,8 +20,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Collective, Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan, losses_of_unsharded, simulate_unsharded
 from conformance.observation import Collective
+from conformance.programs import RankContext, program
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "all_reduce": default_hooks.allreduce_hook}
 

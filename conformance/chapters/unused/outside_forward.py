@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.truth.expected import AnyOf, Raises
 
 NUM_STEPS = 4
