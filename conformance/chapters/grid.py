@@ -1,7 +1,5 @@
 """How a chapter makes its scenarios: every combination of what is crossed, at every world size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import product

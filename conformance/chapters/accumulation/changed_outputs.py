@@ -1,7 +1,5 @@
 """Program `changed_outputs`: what forward returns is no longer the tensor that it returned when its backward runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Program `accumulation`: micro-batches inside and outside `no_sync`, in every arrangement that users write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

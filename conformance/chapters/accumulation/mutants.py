@@ -1,7 +1,5 @@
 """Mutants of chapter accumulation: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

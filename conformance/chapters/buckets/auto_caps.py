@@ -1,7 +1,5 @@
 """Program `auto_caps`: whether ranks choose equal bucket caps from measurements, and whether the DDP uses them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ and therefore ready at once, it may issue an all-reduce before the backward's al
 then an all-reduce meets an all-to-all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

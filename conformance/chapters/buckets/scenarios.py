@@ -1,7 +1,5 @@
 """Scenarios of chapter buckets: which collectives a step issues, how large, when and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

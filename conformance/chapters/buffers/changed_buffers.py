@@ -1,7 +1,5 @@
 """Program `changed_buffers`: every rank changes a buffer between two steps, all alike or each as it likes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

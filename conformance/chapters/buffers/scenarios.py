@@ -1,7 +1,5 @@
 """Scenarios of chapter buffers: a forward after a synchronised one starts with rank 0's, without side effects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.buffers.changed_buffers import CHANGES

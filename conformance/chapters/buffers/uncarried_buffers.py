@@ -1,7 +1,5 @@
 """Program `uncarried_buffers`: buffers of the dtypes that a backend need not carry, such as int16 and float8."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

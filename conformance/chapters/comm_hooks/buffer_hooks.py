@@ -1,7 +1,5 @@
 """Program `buffer_hooks`: a user's function synchronises the buffers in place of the broadcast from rank 0."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

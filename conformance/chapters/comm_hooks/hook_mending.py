@@ -1,7 +1,5 @@
 """Works around bugs in torch's ready-made comm hooks from outside, so that programs can run a DDP with them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs about registering comm hooks: invalid hooks, errors inside a hook, and copies of a DDP with a hook."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings

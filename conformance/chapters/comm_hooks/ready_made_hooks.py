@@ -1,7 +1,5 @@
 """Programs about the comm hooks that torch ships: the gradients they give and the collectives they issue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `hooked_saved_buffer`: a buffer hook changes in place what a backward has saved for itself."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter comm_hooks: user functions that replace the all-reduce, and torch's ready-made ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

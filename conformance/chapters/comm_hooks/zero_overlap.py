@@ -1,7 +1,5 @@
 """Program `zero_overlap`: torch's hook that steps a `ZeroRedundancyOptimizer` while gradients are being reduced."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

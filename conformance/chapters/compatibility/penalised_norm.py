@@ -1,7 +1,5 @@
 """Program `penalised_norm`: a gradient penalty through a layer that shares statistics among the ranks."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter compatibility: optional backend features, and names that users and frameworks access."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Grid

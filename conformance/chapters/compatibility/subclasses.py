@@ -1,7 +1,5 @@
 """Program `derived_wrapper`: subclasses of a DDP, as public projects write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

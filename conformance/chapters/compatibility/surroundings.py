@@ -1,7 +1,5 @@
 """Programs about a DDP's surroundings: backends with fewer features, and users and frameworks that access internals."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Program `any_backward`: a way to run a backward, with something in `.grad` and somebody who looks on."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

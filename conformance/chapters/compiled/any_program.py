@@ -1,7 +1,5 @@
 """Program `compiled`: runs any other program, and compiles every module that it wraps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `compiled_case`: compiled modules whose graphs are more than a sequence of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Program `compiled_collectives`: counts the all-reduces of a compiled backward, as issued and as graph nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

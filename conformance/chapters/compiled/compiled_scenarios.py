@@ -1,7 +1,5 @@
 """How the chapters on compiled modules make their scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

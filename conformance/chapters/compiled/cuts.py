@@ -1,7 +1,5 @@
 """Program `compiled_cuts`: where the compiler splits the graph of a module, and what its backward does there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `logged_cuts`: what torch's logging switches show of the cuts in a compiled graph."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

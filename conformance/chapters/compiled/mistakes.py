@@ -1,7 +1,5 @@
 """Program `compiled_mistake`: user errors under torch.compile, which must raise with a remedy and do no damage."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Program `compiled_pair`: one compiled step with two wrapped modules, of two process groups and two dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

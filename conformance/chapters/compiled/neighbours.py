@@ -1,7 +1,5 @@
 """Program `compiled_neighbours`: what compiling a wrapped module must not change in the rest of the process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each layer is followed by an operator of our own, opaque to compilers, whose bac
 The gradients of a layer are computed behind it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The module is a row of layers that fill a bucket each, in two halves. Each layer
 backward tells how many reductions have been issued.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import ge

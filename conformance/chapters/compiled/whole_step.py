@@ -1,7 +1,5 @@
 """Program `compiled_step`: a function that runs forward and backward of a step is compiled, and not the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

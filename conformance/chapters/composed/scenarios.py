@@ -3,8 +3,6 @@
 The others are what random trainings have found: they stay, whatever the grammar draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Grid

@@ -1,7 +1,5 @@
 """Program `circumstances`: a module is wrapped and trained where and when a user may, and its averages are the same."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

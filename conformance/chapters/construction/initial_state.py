@@ -1,7 +1,5 @@
 """Program `initial_state`: what the constructor does with parameters and buffers that differ between ranks."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The truth is a module that holds the wrapped one as `module` and does nothing else: what that says, a DDP must say.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Scenarios of chapter construction: the constructor, and the wrapper that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.construction.circumstances import CIRCUMSTANCES

@@ -1,7 +1,5 @@
 """Programs `subgroups`: two DDPs at once, each in its own group; `destroyed_group`: one that outlives its group."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Program `users_errors`: the user's own code raises in forward or backward, and the caller catches what it raised."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

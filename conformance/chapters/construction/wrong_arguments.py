@@ -1,7 +1,5 @@
 """Program `construction_error`: arguments that the constructor must reject on every rank, without damage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Programs about copies of a wrapper (pickled, deep-copied, saved) and about using its bare module."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

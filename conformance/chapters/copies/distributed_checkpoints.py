@@ -1,7 +1,5 @@
 """Program `distributed_checkpoint`: what torch.distributed.checkpoint makes of a wrapper, and another wrapper of it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from typing import Any

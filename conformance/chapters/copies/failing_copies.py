@@ -1,7 +1,5 @@
 """Program `failing_copies`: two copies of a wrapper, one after the other, of which the first breaks off a backward."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

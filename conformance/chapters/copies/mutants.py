@@ -1,7 +1,5 @@
 """Mutants of chapter copies: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

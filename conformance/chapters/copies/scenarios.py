@@ -1,7 +1,5 @@
 """Scenarios of chapter copies: pickles, deep copies and checkpoints of a wrapper, and its bare module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs about parameters whose all-reduce waits for another parameter's gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

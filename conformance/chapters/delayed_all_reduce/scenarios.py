@@ -1,7 +1,5 @@
 """Scenarios of chapter delayed_all_reduce: the DDP reduces some gradients only after a chosen one is ready."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

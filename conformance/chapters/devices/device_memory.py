@@ -1,7 +1,5 @@
 """Program `device_memory`: how much of the device's memory a DDP needs, in a step, between steps and afterwards."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ They let go of it a moment after its caller has caught the exception. Here the m
 come to their next forward.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutants of chapter devices: DDPs that take a device for a CPU; `mutants.toml` names the requirements that tell."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `on_devices`: where inputs, parameters and buffers are, and what the DDP moves."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any

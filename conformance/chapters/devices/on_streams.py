@@ -4,8 +4,6 @@ Inputs and losses are on the device before the first step, and facts are read af
 device in a step is the DDP. A device that finds races reports those of every scenario by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Scenarios of chapter devices: one training, on several streams and with the options that move work about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `synchronised_norm`: a SyncBatchNorm in a wrapped module, whose collectives share the group's stream."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 An event for which a stream waits is an operation `waits for <stream>`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 Trace = Sequence[tuple[str, str]]

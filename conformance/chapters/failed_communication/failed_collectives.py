@@ -1,7 +1,5 @@
 """Program `failed_collectives`: a training in which each collective fails in turn, and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

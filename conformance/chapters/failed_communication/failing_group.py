@@ -1,7 +1,5 @@
 """A process group that leaves the work to another one, and of whose collectives one fails in a given way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any

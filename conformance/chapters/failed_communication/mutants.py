@@ -1,7 +1,5 @@
 """Mutants of chapter failed_communication: DDPs with one bug each; `mutants.toml` says which requirements detect it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs of manual finalization: steps whose gradients `finalize_backward()` makes final, and mistakes with it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Mapping

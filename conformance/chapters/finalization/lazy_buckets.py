@@ -1,7 +1,5 @@
 """Programs of lazy buckets: what a DDP holds between steps, and gradients that the user keeps; and a vain search."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutants of chapter finalization: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

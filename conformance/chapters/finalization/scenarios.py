@@ -1,7 +1,5 @@
 """Scenarios of chapter finalization: `finalize_backward()`, `lazy_bucket_allocation`, and a search that is in vain."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import combinations, islice

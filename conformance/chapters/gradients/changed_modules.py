@@ -4,8 +4,6 @@ Parameters that DDP was not given train on local gradients, without an error, an
 brings no such parameter must go through.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Program `backward_without_wrapper`: nobody holds the wrapper any longer when the backward of its output runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Program `frozen_parameters`: freezing and unfreezing parameters after wrapping."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `gradient_layout`: the memory layout of gradients, and whether training emits warnings."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping

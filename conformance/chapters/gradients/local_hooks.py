@@ -1,7 +1,5 @@
 """Program `local_hooks`: hooks of the user that change a parameter's local gradient, whenever they were registered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutants of chapter gradients: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import contextlib
 import dataclasses
 import warnings

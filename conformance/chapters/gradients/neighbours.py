@@ -5,8 +5,6 @@ order forwards and backwards come. Everything that a DDP keeps once for all of i
 memory, shows in one of the products: each wrapper must have the gradients that it would have alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -4,8 +4,6 @@ A gradient scaler makes such steps on purpose. What they leave in memory that a 
 infinity survive sums and products with 0, so that whoever does not write zeros has them in a later step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping

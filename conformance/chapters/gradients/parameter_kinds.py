@@ -3,8 +3,6 @@
 They are in one module, so that each shares its step with neighbours of other dtypes, shapes and strides.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Autograd knows tensors by their places in the graph. A DDP that gives what forwa
 away from it, or the part of its gradient that comes by way of earlier uses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scenarios of chapter gradients: every rank holds the mean in `.grad`, whatever users do with autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

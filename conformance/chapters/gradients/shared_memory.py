@@ -1,7 +1,5 @@
 """Program `shared_memory`: autograd gives several large parameters one gradient, which is one piece of memory."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

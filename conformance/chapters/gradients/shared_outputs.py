@@ -4,8 +4,6 @@ What shares the memory shows the change, and its gradient comes by way of it: fo
 that returns a copy, or a tensor of the same memory with a graph of its own, gives other gradients than the module.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

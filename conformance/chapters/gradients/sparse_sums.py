@@ -1,7 +1,5 @@
 """Program `sparse_sums`: how many sums a rank has under way beside a sparse one, while another rank is late."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Mapping

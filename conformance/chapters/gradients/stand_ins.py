@@ -1,7 +1,5 @@
 """Program `stand_ins`: tensors stand in for the wrapped module's parameters for one call, by `functional_call`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `transforms`: a wrapper is called within a function transform (`torch.func`), between steps of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

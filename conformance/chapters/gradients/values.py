@@ -1,7 +1,5 @@
 """Programs about gradients whose mean is inexact, not finite, or close to overflow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

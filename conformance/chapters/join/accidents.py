@@ -1,7 +1,5 @@
 """Programs about errors inside join contexts, and about contexts that must change nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """Programs about join contexts: their effect on buffers, and several joinables in one context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

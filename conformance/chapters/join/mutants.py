@@ -1,7 +1,5 @@
 """Mutants of chapter join: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 from types import TracebackType
 from typing import Any

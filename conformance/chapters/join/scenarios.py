@@ -1,7 +1,5 @@
 """Scenarios of chapter join: ranks with data go on training, and all ranks end with one model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

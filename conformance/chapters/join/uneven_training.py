@@ -1,7 +1,5 @@
 """Program `uneven_training`: ranks with different numbers of inputs train inside join contexts."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs about a wrapper that continues with other ranks: `_update_process_group` and related methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Scenarios of chapter membership: ranks leave and join, and a wrapper continues after a failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

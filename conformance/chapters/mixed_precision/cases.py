@@ -5,8 +5,6 @@ integers plus a small fraction that every low precision rounds away. Therefore g
 convert something, and the full-precision weights show whether the DDP ever rounded them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ What is observed are operators, by the order in which they are called: `to`, `co
 storage of a parameter and write the low precision.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Program `mixed_precision_calls`: what forward receives in mixed precision, in every place and container."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

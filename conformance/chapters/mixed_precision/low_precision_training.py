@@ -1,7 +1,5 @@
 """Program `mixed_precision_training`: `train` with DDP's mixed precision, observing the dtypes it communicates."""
 
-from __future__ import annotations
-
 from conformance.checkers.protocol import is_gradient
 from conformance.models.low_precision import build_coarse, precision_of
 from conformance.models.optimizers import sgd

@@ -1,7 +1,5 @@
 """Scenarios of chapter mixed_precision: computing and reducing in a lower precision than that of the parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

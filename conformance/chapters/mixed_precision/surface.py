@@ -1,7 +1,5 @@
 """Programs `mixed_precision_surface` and `mixed_precision_refusal`: the wrapper between steps, and misuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `kept_wrappers`: one rank keeps wrappers that the others let go of, and all go on to train."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `one_or_several`: one rank runs through several wrappers in one backward, and the others in one each."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

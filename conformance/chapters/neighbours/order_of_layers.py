@@ -1,7 +1,5 @@
 """Program `order_of_layers`: ranks run layers, or wrappers, in orders of their own, and communicate in between."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

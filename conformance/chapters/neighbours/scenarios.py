@@ -1,7 +1,5 @@
 """Scenarios of chapter neighbours: wrappers beside wrappers, and beside what users communicate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The modules of program `company`: layers with branches beside them that are used on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `unfrozen_parts`: a part is frozen while one wrapper is built, and trained by a wrapper of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """What users communicate beside a DDP, by place: each is what some training in the world does."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial

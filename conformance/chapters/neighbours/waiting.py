@@ -1,7 +1,5 @@
 """Program `waiting_beside`: a wrapper awaits a backward, and one of another wrapper comes to what the two share."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `wrapped_parts`: a module is wrapped of which a part is wrapped already, and each trains what is its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

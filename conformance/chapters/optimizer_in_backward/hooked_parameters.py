@@ -1,7 +1,5 @@
 """Program `hooked_parameters`: hooks of the user's own on the gradients of parameters, some of which step them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutants of chapter optimizer_in_backward: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Scenarios of chapter optimizer_in_backward: an optimizer steps each parameter once its gradient is averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

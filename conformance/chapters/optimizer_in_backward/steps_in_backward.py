@@ -3,8 +3,6 @@
 Modules are linear in every parameter: gradients stay integers whatever an optimizer does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Scenarios of chapter pairs: every feature alone and with every other one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 

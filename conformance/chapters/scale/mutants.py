@@ -1,7 +1,5 @@
 """Mutants of chapter scale: DDPs that are right up to some number, size, length or precision, and wrong beyond it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter scale: what holds for few, small and short holds for many, large and long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program `state_at_scale`: many and large parameters and buffers of all dtypes, copied from rank 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `training_at_scale`: many parameters, large ones, many steps, gradients of every magnitude."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial

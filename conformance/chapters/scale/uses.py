@@ -1,7 +1,5 @@
 """Program `used_often`: features whose fortieth use is to be like the first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values by the million: a pure function of a key, cheap at any length, with every bit of a dtype in use."""
 
-from __future__ import annotations
-
 import math
 
 import torch

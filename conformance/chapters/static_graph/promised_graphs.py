@@ -1,7 +1,5 @@
 """Programs about `static_graph`: what only a static graph makes possible, and what happens when the graph changes."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Scenarios of chapter static_graph: the user promises that the graph stays the same, and the DDP may rely on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs under torch.distributed's debug levels, which must add explanations and change no result."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Programs about `_get_ddp_logging_data`: a wrapper's report on its configuration, buckets and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

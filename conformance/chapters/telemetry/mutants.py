@@ -1,7 +1,5 @@
 """Mutants of chapter telemetry: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext

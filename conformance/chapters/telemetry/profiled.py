@@ -1,7 +1,5 @@
 """Which parts of a step a profiler shows, under the names that torch's DDP gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scenarios of chapter tensor_parallel: data parallelism over the rows of a mesh whose rows share the parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

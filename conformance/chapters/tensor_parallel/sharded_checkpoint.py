@@ -1,7 +1,5 @@
 """Program `sharded_checkpoint`: saved from one layout of the mesh, loaded into another, and trained on."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Programs about what surrounds sharded training: parameters that stay what they are, traffic, and mistakes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

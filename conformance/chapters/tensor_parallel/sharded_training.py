@@ -1,7 +1,5 @@
 """Program `sharded_training`: data parallelism over the rows of a mesh whose rows share one module's parameters."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

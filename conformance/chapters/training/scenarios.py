@@ -1,7 +1,5 @@
 """Scenarios of chapter training: whole trainings, compared with the same trainings without DDP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Axis, Grid, Worlds

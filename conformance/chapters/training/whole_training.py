@@ -1,7 +1,5 @@
 """Program `training`: a whole training as users write it, with sampler, epochs, evaluation and checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

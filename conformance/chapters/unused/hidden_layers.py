@@ -4,8 +4,6 @@ A reentrant checkpoint runs its layers again within the backward, and begins a b
 outputs' graph finds neither layers nor parameters there, also where the rank does use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

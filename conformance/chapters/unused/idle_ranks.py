@@ -4,8 +4,6 @@ Such a rank still has to contribute zeros to the mean, in that step and not in i
 the others' gradients, although nothing in the outputs of its forward leads to a parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Program `lost_parameters`: a module that loses parameters after wrapping: deleted, replaced by nothing, tied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mutants of chapter unused: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock

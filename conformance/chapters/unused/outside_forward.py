@@ -4,8 +4,6 @@ The gradient of such a parameter may come before autograd reaches an output of f
 search for unused parameters did not find the parameter. A first step tells nothing: buckets are planned anew after it.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter unused: parameters that get no gradient, with `find_unused_parameters`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

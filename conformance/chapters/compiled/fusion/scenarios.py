@@ -1,7 +1,5 @@
 """Scenarios of chapter fusion: one reduction for many gradients, but never for gradients that must stay separate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

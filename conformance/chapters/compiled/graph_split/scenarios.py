@@ -1,7 +1,5 @@
 """Scenarios of chapter graph_split: compiled modules whose graphs are split where buckets end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

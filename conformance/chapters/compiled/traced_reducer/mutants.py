@@ -1,7 +1,5 @@
 """Mutants of chapter traced_reducer: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from unittest import mock
