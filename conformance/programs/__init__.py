@@ -1,9 +1,16 @@
-"""Programs that several chapters run, and what every program is written with: these names."""
+"""Programs that several chapters run, and what every program is written with: these names.
 
+Its ranks must observe what plain ranks do (`truth_of`), unless the program has another expectation (`Program.expects`).
+"""
+
+from functools import partial
+
+from conformance.programs import registry
 from conformance.programs.rank_context import UNSTATED, RankContext
-from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_or_refused, observe_run, rank_step, run_steps
+
+program = partial(registry.program, expectation=truth_of)
 
 __all__ = [
     "UNSTATED",

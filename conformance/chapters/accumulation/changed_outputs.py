@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.steps import gradients
 
 _WIDTH = 4
@@ -67,6 +67,3 @@ def _loss(model: Any, turn: RankStep, micro: int, output: str) -> Tensor:
 def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
     for name, gradient in gradients(prefix, module).items():
         ctx.observe(name, gradient)
-
-
-changed_outputs.expects(truth_of)

@@ -10,7 +10,7 @@ from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
@@ -148,6 +148,3 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
 def _synchronises(model: Any) -> bool | None:
     flag: bool | None = getattr(model, "require_backward_grad_sync", None)
     return flag
-
-
-accumulation.expects(truth_of)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
-from conformance.programs import RankContext, observe_or_refused, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_or_refused, program, rank_step
 from conformance.truth.expected import Raises
 
 _NUM_BYTES = 24
@@ -71,6 +71,3 @@ def _copied(ctx: RankContext, dtype: torch.dtype) -> dict[str, Any]:
     turn = rank_step(ctx, 0)
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
     return {"constructed": constructed, "forward": module.seen}
-
-
-uncarried_buffers.expects(truth_of)

@@ -11,7 +11,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -112,9 +112,6 @@ def buffer_hooks(ctx: RankContext) -> None:
 
 def _num_backwards(scenario: Scenario) -> int:
     return 1 + int(scenario.arguments.get("local_backwards", 0))
-
-
-buffer_hooks.expects(truth_of)
 
 
 @program("buffer_hook_misuse", invariants=("leaves_no_trace",))

@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from conformance.errors import ScenarioError, certain, present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import UNSTATED, RankContext, program, rank_step, truth_of
+from conformance.programs import UNSTATED, RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -330,6 +330,3 @@ _FROM_0 = Satisfies("0, 1, 2, ...", _are_from_0)
 _ASCENDING = Satisfies("ascending", _are_ascending)
 _LAST_ONCE = Satisfies("True for the last bucket alone", _is_last_alone)
 _ALL_TRUE = Satisfies("true in every respect", _are_all_true)
-
-
-hook_calls.expects(truth_of)

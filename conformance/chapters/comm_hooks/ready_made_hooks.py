@@ -34,7 +34,7 @@ from conformance.models.batches import mixed_seed
 from conformance.models.integers import RankStep, integers
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.train import run_step
 from conformance.scenario import Scenario
@@ -220,9 +220,6 @@ def hooked_training(ctx: RankContext) -> None:
         run_step(ctx, model, module, optimizer, index, step)
     ctx.observe_parameters("final", module)
     ctx.observe_buffers("final", module)
-
-
-hooked_training.expects(truth_of)
 
 
 class Matrices(nn.Module):

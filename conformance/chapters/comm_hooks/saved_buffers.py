@@ -12,7 +12,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
 from conformance.scenario import Scenario
@@ -56,9 +56,6 @@ def hooked_saved_buffer(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}", module)
     ctx.observe("grad", sorted(grad_modes))
     ctx.observe("changes", module.scale._version - version)
-
-
-hooked_saved_buffer.expects(truth_of)
 
 
 @program("hooked_norm", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

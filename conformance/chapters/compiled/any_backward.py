@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.steps import gradients
 
 _WIDTH = 3
@@ -241,6 +241,3 @@ def any_backward(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/seen", sorted(seen, key=lambda each: each.flatten().tolist()))
     issued = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(issued), must=num_averages * len(list(module.parameters())))
-
-
-any_backward.expects(truth_of)

@@ -9,7 +9,7 @@ from torch import nn
 
 from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 
 _NUM_STEPS = 2
@@ -100,6 +100,3 @@ def circumstances(ctx: RankContext) -> None:
         run_within(around.steps_in, lambda: _ordinary(model, turn))
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, _NUM_STEPS))
-
-
-circumstances.expects(truth_of)

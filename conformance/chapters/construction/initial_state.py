@@ -13,7 +13,7 @@ from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 from conformance.observation import Facts, Raised
-from conformance.programs import RankContext, program, truth_of
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 
@@ -59,9 +59,6 @@ def initial_state(ctx: RankContext) -> None:
         ctx.observe("num_collectives", len(ctx.collectives()), must=0)
     ctx.observe_parameters("start", module)
     ctx.observe_buffers("start", module)
-
-
-initial_state.expects(truth_of)
 
 
 @program("composite_state", invariants=("leaves_no_trace",))

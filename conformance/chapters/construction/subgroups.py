@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
@@ -47,9 +47,6 @@ def subgroups(ctx: RankContext) -> None:
     dist.destroy_process_group(made[mine])
 
 
-subgroups.expects(truth_of)
-
-
 @program("destroyed_group", invariants=("leaves_no_trace",))
 def destroyed_group(ctx: RankContext) -> None:
     """Train 3 steps in a group of the module's own, which the user destroys behind the first.
@@ -68,6 +65,3 @@ def destroyed_group(ctx: RankContext) -> None:
     observe_run(
         ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), refusal=Raises(("RuntimeError", "ValueError"))
     )
-
-
-destroyed_group.expects(truth_of)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS
-from conformance.programs import RankContext, observe_or_refused, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_or_refused, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
@@ -179,6 +179,3 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
     # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
     refusal = None if ctx.arguments["place"] == "forward" else Raises(("RuntimeError",), ("finish", "reduc"))
     observe_or_refused(ctx, f"{name}/next", train, refusal)
-
-
-users_errors.expects(truth_of)

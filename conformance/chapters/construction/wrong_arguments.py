@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.truth.expected import Raises
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
@@ -212,6 +212,3 @@ def construction_error(ctx: RankContext) -> None:
     if ctx.arguments.get("recover"):
         module = _good().to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
-
-
-construction_error.expects(truth_of)

@@ -18,7 +18,7 @@ from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.storages import marks_of_options, num_storages
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -207,9 +207,6 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
     return facts
 
 
-copied_wrapper.expects(truth_of)
-
-
 @program("copied_module", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def copied_module(ctx: RankContext) -> None:
     """Take the bare module out of a wrapper that was trained, as argument `case` says, and train it locally.
@@ -240,9 +237,6 @@ def copied_module(ctx: RankContext) -> None:
         for name, value in _train(ctx, "original", model, 20).items():
             if "/grad/" in name:
                 ctx.observe(name, value)
-
-
-copied_module.expects(truth_of)
 
 
 @program("copied_in_group", invariants=("leaves_no_trace",))
@@ -305,6 +299,3 @@ def carried_state(ctx: RankContext) -> None:
             ctx.observe(f"step{index}/reduced", reduced, must=to != "bare")
         for name, value in gradients(f"step{index}", fresh).items():
             ctx.observe(name, value)
-
-
-carried_state.expects(truth_of)

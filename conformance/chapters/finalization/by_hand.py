@@ -12,7 +12,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.composed.numerics import WholeNumbers
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, program, rank_step, run_steps
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
 
@@ -110,9 +110,6 @@ def finalized_by_hand(ctx: RankContext) -> None:
         ctx.observe("asked/without", model.should_finalize_after_backward, must=False)
 
 
-finalized_by_hand.expects(truth_of)
-
-
 def _forward(ctx: RankContext, module: nn.Module, model: Any) -> None:
     turn = rank_step(ctx, 1)
     turn.forward(model, turn.inputs(3, WIDTH))
@@ -201,6 +198,3 @@ def finalized_wrongly(ctx: RankContext) -> None:
         at("at_the_end")
         for name, value in gradients(f"step{turn.step}", module).items():
             ctx.observe(name, value)
-
-
-finalized_wrongly.expects(truth_of)

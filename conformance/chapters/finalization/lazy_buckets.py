@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, program, rank_step, run_steps
 from conformance.programs.held import resident_bytes
 from conformance.programs.standard_error import written_to_stderr
 from conformance.scenario import Scenario
@@ -52,9 +52,6 @@ def kept_gradients(ctx: RankContext) -> None:
             ctx.observe(name, value)
 
 
-kept_gradients.expects(truth_of)
-
-
 @program("bucket_memory", invariants=("same_collectives",))
 def bucket_memory(ctx: RankContext) -> None:
     """Train steps of two large weights in one bucket and drop the gradients after each.
@@ -73,9 +70,6 @@ def bucket_memory(ctx: RankContext) -> None:
         module.zero_grad()
     held = (resident_bytes() - before) / _MIB
     ctx.observe("held", held, must=Satisfies("less than half of the bucket of 72 MiB", _is_less, (36,)))
-
-
-bucket_memory.expects(truth_of)
 
 
 class _Sum(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -274,6 +274,3 @@ def harmless_change(ctx: RankContext) -> None:
     """
     module = _module(ctx.scenario).to(ctx.device)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _changing(ctx.scenario), 4))
-
-
-harmless_change.expects(truth_of)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.steps import gradients
 
 _WIDTH = 4
@@ -63,6 +63,3 @@ def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
 def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
     for name, gradient in gradients(prefix, module).items():
         ctx.observe(name, gradient)
-
-
-backward_without_wrapper.expects(truth_of)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -69,6 +69,3 @@ def frozen_parameters(ctx: RankContext) -> None:
     step = _step_of(ctx.scenario)
     refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
-
-
-frozen_parameters.expects(truth_of)

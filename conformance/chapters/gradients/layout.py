@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.programs.storages import num_storages
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
@@ -128,9 +128,6 @@ def gradient_layout(ctx: RankContext) -> None:
     finally:
         torch.set_warn_always(always)
     ctx.observe("warnings", [str(each.message) for each in caught], must=[])
-
-
-gradient_layout.expects(truth_of)
 
 
 def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:

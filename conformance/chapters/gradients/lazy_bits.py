@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, integers
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 
 WIDTH = 3
 NUM_STEPS = 3
@@ -122,6 +122,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
             module.phase.add_(ctx.rank + 1)
             module.shift.add_(ctx.rank + 1)
     return facts
-
-
-lazy_bits.expects(truth_of)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
 from conformance.errors import present
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import StepFunction
 
@@ -91,6 +91,3 @@ def local_hooks(ctx: RankContext) -> None:
     module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)
     step = _step_of(ctx.scenario, seen)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
-
-
-local_hooks.expects(truth_of)

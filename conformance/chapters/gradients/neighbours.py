@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.join_context import joining
 from conformance.scenario import Scenario
 from conformance.truth.steps import gradients
@@ -112,6 +112,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
     for index in range(num_joined, len(plan)):
         run(index)
     return facts
-
-
-neighbours.expects(truth_of)

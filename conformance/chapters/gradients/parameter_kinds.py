@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 
 NUM_STEPS = 2
 
@@ -96,6 +96,3 @@ def parameter_kinds(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}", module)
         else:
             ctx.observe(f"step{index}/strides", _strides_of_gradients(module), must=strides)
-
-
-parameter_kinds.expects(truth_of)

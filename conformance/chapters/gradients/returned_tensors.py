@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
 from conformance.models.integers import RankStep
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.truth.steps import gradients
 
 NUM_STEPS = 2
@@ -101,6 +101,3 @@ def _loss(turn: RankStep, handled: str, hidden: Tensor, before: Tensor, outputs:
 
 def _of_kept(step: str, kept: Tensor | None) -> dict[str, Any]:
     return {} if kept is None else {f"{step}/kept": None if kept.grad is None else kept.grad.clone()}
-
-
-returned_tensors.expects(truth_of)

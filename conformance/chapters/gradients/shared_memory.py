@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 NUM_STEPS = 3
 #: So large that it may pay for a DDP to reduce a gradient where it is.
@@ -39,6 +39,3 @@ def shared_memory(ctx: RankContext) -> None:
     """Train steps of `Summed`; observe `step<k>/grad/<name>`. All ranks run it."""
     module = with_integer_weights(Summed(), ctx.scenario.seed).to(ctx.device)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
-
-
-shared_memory.expects(truth_of)

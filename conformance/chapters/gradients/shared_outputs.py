@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.truth.steps import gradients
 
 NUM_STEPS = 3
@@ -76,6 +76,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
         turn.backward(total_loss(turn, first, second, hidden if "input" in shared else sharing.kept))
         facts |= gradients(f"step{index}", pair)
     return facts
-
-
-shared_outputs.expects(truth_of)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 WIDTH = 3
 _NUM_STEPS = 4
@@ -88,6 +88,3 @@ def transforms(ctx: RankContext) -> None:
         return {"given": given}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
-
-
-transforms.expects(truth_of)

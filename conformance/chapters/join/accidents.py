@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.truth.expected import Raises
@@ -73,9 +73,6 @@ def early_termination(ctx: RankContext) -> None:
     with joining(ctx, model.join()):
         _step(model, rank_step(ctx, plan.step_number(plan.contexts, 0)))
     ctx.observe_gradients("after", module)
-
-
-early_termination.expects(truth_of)
 
 
 def _wrapped(ctx: RankContext) -> tuple[nn.Module, Any]:
@@ -200,6 +197,3 @@ CASES: Mapping[str, Callable[[RankContext], None]] = {
 def join_case(ctx: RankContext) -> None:
     """Do what argument `case` names (see `CASES`). All ranks run it."""
     CASES[ctx.arguments["case"]](ctx)
-
-
-join_case.expects(truth_of)

@@ -12,7 +12,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, observe_run, program, rank_step, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
@@ -137,9 +137,6 @@ def buffer_hook_in_join(ctx: RankContext) -> None:
     observe_run(ctx, run, refusal=Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook")))
 
 
-buffer_hook_in_join.expects(truth_of)
-
-
 class Counting(Joinable):
     """A joinable of the user's own, which counts over all ranks, in the manner of torch's Join documentation."""
 
@@ -222,6 +219,3 @@ def shared_join(ctx: RankContext) -> None:
     for place, member in enumerate(members):
         if place not in modules:
             ctx.observe(f"counter{place}", [member.count, member.num_shadowed, member.was_last, member.kwargs])
-
-
-shared_join.expects(truth_of)

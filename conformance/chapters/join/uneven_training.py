@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.optimizers import LEARNING_RATE
-from conformance.programs import RankContext, program, truth_of
+from conformance.programs import RankContext, program
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
 
@@ -46,9 +46,6 @@ def uneven_training(ctx: RankContext) -> None:
     ctx.observe_parameters("final", module)
     for name, buffer in module.named_buffers():
         ctx.observe(f"same_everywhere/{name}", same_bits_everywhere(ctx, [buffer]), must=True)
-
-
-uneven_training.expects(truth_of)
 
 
 def _doubled_mean(group, bucket):  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ from conformance.errors import present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.storages import marks_of_options, num_storages
 from conformance.programs.unused_parameters import error_naming
 from conformance.scenario import Scenario
@@ -226,10 +226,6 @@ def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
 
 
-membership.expects(truth_of)
-membership_after_exception.expects(truth_of)
-
-
 @program("removed_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def removed_hooks(ctx: RankContext) -> None:
     """Train a step, if argument `first` says so, call `_remove_autograd_hooks`, and run forwards and backwards.
@@ -249,9 +245,6 @@ def removed_hooks(ctx: RankContext) -> None:
         _backward(model, rank_step(ctx, index), 0, uses)
         ctx.observe_gradients(f"step{index}", module)
     ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])), must=0)
-
-
-removed_hooks.expects(truth_of)
 
 
 @program("finalized_reducer", invariants=("leaves_no_trace",))

@@ -21,7 +21,7 @@ from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.expected import Anything
 
 NUM_STEPS = 3
@@ -218,9 +218,6 @@ def mixed_precision_case(ctx: RankContext) -> None:
     is_open = ctx.world_size == 1 or ctx.arguments["case"] == "sparse"  # in what rows travel is left open
     ctx.observe("wire", sorted(reduced), must=Anything() if is_open else sorted(set(map(_real, wire))))
     ctx.observe("bucket_dtypes", sorted(in_buckets), must=wire if ctx.arguments.get("hook") else [])
-
-
-mixed_precision_case.expects(truth_of)
 
 
 def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

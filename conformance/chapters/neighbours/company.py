@@ -23,7 +23,7 @@ from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.errors import instance
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
@@ -154,9 +154,6 @@ def company(ctx: RankContext) -> None:
     `final/parameter/<tower>.<name>`.
     """
     _Training(ctx).run()
-
-
-company.expects(truth_of)
 
 
 class _Training:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from conformance.chapters.neighbours.user_collectives import summed
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 3
@@ -65,6 +65,3 @@ def _train(ctx: RankContext, which: str) -> dict[str, Any]:
             let_go_of(first, second)
 
     return run_steps(ctx, module, None, step, _NUM_STEPS)
-
-
-kept_wrappers.expects(truth_of)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 4
@@ -74,6 +74,3 @@ def _copies(ctx: RankContext, wrappers: list[Any]) -> list[Any]:
     indices = list(range(len(wrappers)))
     made = {index: copy.deepcopy(wrappers[index], dict(memo)) for index in (indices[::-1] if ctx.rank % 2 else indices)}
     return [made[index] for index in indices]
-
-
-one_or_several.expects(truth_of)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 #: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
 _WIDTH = 3
@@ -120,6 +120,3 @@ def _order(which: str, rank: int, step: int) -> Sequence[int]:
     if which == "own":
         return _ORDERS[rank]
     return _ORDERS[1 + rank] if which == "own_later" and step >= 2 else _ORDERS[0]
-
-
-order_of_layers.expects(truth_of)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 3
@@ -45,6 +45,3 @@ def _train(ctx: RankContext, first: str, backward: str) -> dict[str, Any]:
         turn.backward(apart if backward == "in_turns" else ahead + apart)
 
     return run_steps(ctx, whole, wrapped["whole"], step, _NUM_STEPS)
-
-
-unfrozen_parts.expects(truth_of)

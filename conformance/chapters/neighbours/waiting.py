@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.errors import instance
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 
 _WIDTH = 4
 _NUM_STEPS = 3
@@ -74,6 +74,3 @@ def _observe(ctx: RankContext, prefix: str, layers: list[Any]) -> None:
     for name, layer in zip(("shared", "own", "beside"), layers, strict=True):
         gradient = layer.weight.grad
         ctx.observe(f"{prefix}/{name}", None if gradient is None else gradient.clone())
-
-
-waiting_beside.expects(truth_of)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.truth.expected import Raises
 
 _WIDTH = 3
@@ -79,6 +79,3 @@ def _names(layers: tuple[str, ...], prefix: str) -> Iterator[str]:
 
 def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(2, _WIDTH))))
-
-
-wrapped_parts.expects(truth_of)

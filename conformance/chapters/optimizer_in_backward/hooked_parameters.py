@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, run_steps, truth_of
+from conformance.programs import RankContext, program, run_steps
 from conformance.truth.expected import Satisfies
 
 WIDTH = 4
@@ -98,9 +98,6 @@ def hooked_parameters(ctx: RankContext) -> None:
             ctx.observe(name, value)
     texts = [str(each.message) for each in caught]
     ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=told)
-
-
-hooked_parameters.expects(truth_of)
 
 
 def _is_one_warning(got: Any, name: str) -> bool:

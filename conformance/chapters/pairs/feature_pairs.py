@@ -26,7 +26,7 @@ from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Raised
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients
@@ -292,9 +292,6 @@ class _Run:
         buffer = bucket.buffer() / dist.get_world_size(group)
         work = present(dist.all_reduce(buffer, group=group, async_op=True))
         return work.get_future().then(lambda _: buffer)
-
-
-feature_pair.expects(truth_of)
 
 
 def _signs_of(course: Course) -> Mapping[str, bool]:

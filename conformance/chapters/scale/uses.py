@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.chapters.scale.values import whole
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step
 
 
 class _Line(nn.Module):
@@ -37,9 +37,6 @@ def used_often(ctx: RankContext) -> None:
         _FEATURES[ctx.arguments["feature"]](uses, number)
     ctx.observe("gradients", torch.stack(uses.gradients))
     ctx.observe("seen", torch.cat(uses.seen))
-
-
-used_often.expects(truth_of)
 
 
 class _Uses:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_le
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.programs.standard_error import written_to_stderr
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -67,9 +67,6 @@ def debug_level(ctx: RankContext) -> None:
             ctx,
             lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
         )
-
-
-debug_level.expects(truth_of)
 
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))

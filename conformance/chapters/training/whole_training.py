@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from conformance.models.recipe import Learner, Recipe, loss_ratio
-from conformance.programs import RankContext, program, truth_of
+from conformance.programs import RankContext, program
 from conformance.truth.expected import Anything, at_least, at_most
 
 _INVARIANTS = ("same_collectives", "silent_no_sync", "nothing_in_flight")
@@ -30,9 +30,6 @@ def training(ctx: RankContext) -> None:
         if recipe.evaluate:
             run.evaluate(epoch)
     run.finish()
-
-
-training.expects(truth_of)
 
 
 class _Run:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 
 WIDTH = 4
@@ -117,6 +117,3 @@ def hidden_layers(ctx: RankContext) -> None:
     module = _module(ctx.scenario).to(ctx.device)
     num_steps = len(ctx.arguments["skips"])
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), num_steps))
-
-
-hidden_layers.expects(truth_of)

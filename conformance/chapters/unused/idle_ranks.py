@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 
 WIDTH = 4
@@ -194,6 +194,3 @@ def idle_ranks(ctx: RankContext) -> None:
     module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     plan: Sequence[Any] = ctx.arguments["idle"]
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), len(plan)))
-
-
-idle_ranks.expects(truth_of)

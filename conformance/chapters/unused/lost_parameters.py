@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 WIDTH = 4
 
@@ -66,6 +66,3 @@ def lost_parameters(ctx: RankContext) -> None:
         turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
-
-
-lost_parameters.expects(truth_of)

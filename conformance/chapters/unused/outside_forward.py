@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.truth.expected import AnyOf, Raises
 
 NUM_STEPS = 4
@@ -140,9 +140,6 @@ def outside_forward(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
-outside_forward.expects(truth_of)
-
-
 @program("late_gradient", invariants=("leaves_no_trace",))
 def late_gradient(ctx: RankContext) -> None:
     """Run the backward of a penalty after the one of the output, which counted its parameter as unused, in each step.
@@ -168,6 +165,3 @@ def late_gradient(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/spare.weight", found, must=AnyOf("averaged", "named"))
         if raised is not None:
             break
-
-
-late_gradient.expects(truth_of)
