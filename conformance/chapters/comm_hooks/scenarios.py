@@ -45,7 +45,12 @@ def scenarios() -> Iterator[Scenario]:
     yield from _ready_made()
     yield from _power_sgd()
     yield from _misuse()
-    yield from _copies()
+    hooks = (arguments(builtin=False), arguments("builtin", builtin=True))
+    for copying in each("copy", ("deepcopy", "pickle")):
+        for steps in (0, 2):
+            after = arguments(f"after{steps}", after_steps=steps)
+            yield from _grid("HOOK-31", "", "hook_copy", (2, 3), copying, hooks, after)
+    yield from _grid("HOOK-32", "name", "hook_in_logging", (1, 2))
     yield from _buffer_hooks()
 
 
@@ -185,15 +190,6 @@ def _misuse() -> Iterator[Scenario]:
     certain(tried == set(MISUSES), "every misuse is tried")
     for requirement, misuses in requirements.items():
         yield from _grid(requirement, "", "hook_misuse", 2, each("misuse", misuses), (PLAIN.at(2, 3), VIEW))
-
-
-def _copies() -> Iterator[Scenario]:
-    hooks = (arguments(builtin=False), arguments("builtin", builtin=True))
-    for copying in each("copy", ("deepcopy", "pickle")):
-        for steps in (0, 2):
-            after = arguments(f"after{steps}", after_steps=steps)
-            yield from _grid("HOOK-31", "", "hook_copy", (2, 3), copying, hooks, after)
-    yield from _grid("HOOK-32", "name", "hook_in_logging", (1, 2))
 
 
 def _buffer_hooks() -> Iterator[Scenario]:

@@ -47,7 +47,12 @@ def scenarios() -> Iterator[Scenario]:
     yield from _shrink_and_grow()
     yield from _last_forwards()
     yield from _accidents()
-    yield from _accumulation()
+    for world_size in (2, 3):
+        everybody, fewer = list(range(world_size)), list(range(world_size - 1))
+        kept: list[Phase] = [(everybody, ["step", "step", "local"]), (fewer, _STEPS)]
+        yield from _course("MEMBER-06", "kept", world_size, kept, (PLAIN, VIEW, SCALARS_ALONE))
+        before: list[Phase] = [(everybody, ["step", "step:-", "local:b"]), (fewer, ["step:-", "step:-"])]
+        yield from _course("MEMBER-06", "used-only-before", world_size, before, UNUSED.named(""))
     yield from _hooks()
     yield from _peers()
 
@@ -104,15 +109,6 @@ def _accidents() -> Iterator[Scenario]:
         yield from _course("MEMBER-04", "", world_size, [once, again], _HOOK)
         yield from _course("MEMBER-04", "twice", world_size, [once, (everybody, ["bomb"]), again])
         yield from _course("MEMBER-09", "forgotten-at-first", world_size, [(everybody, ["forward"]), again])
-
-
-def _accumulation() -> Iterator[Scenario]:
-    for world_size in (2, 3):
-        everybody, fewer = list(range(world_size)), list(range(world_size - 1))
-        kept: list[Phase] = [(everybody, ["step", "step", "local"]), (fewer, _STEPS)]
-        yield from _course("MEMBER-06", "kept", world_size, kept, (PLAIN, VIEW, SCALARS_ALONE))
-        before: list[Phase] = [(everybody, ["step", "step:-", "local:b"]), (fewer, ["step:-", "step:-"])]
-        yield from _course("MEMBER-06", "used-only-before", world_size, before, UNUSED.named(""))
 
 
 def _hooks() -> Iterator[Scenario]:

@@ -54,7 +54,12 @@ def scenarios() -> Iterator[Scenario]:
     yield from _cases()
     yield from _grid("MIXED-05", "every-call", "mixed_precision_calls", 2, _BOTH)
     yield from _wishes()
-    yield from _casts()
+    training = UNUSED.named("")
+    modes = (training, training | Variant("evaluating", arguments={"evaluates": True}, fields={"min_collectives": 0}))
+    for requirement, asks in (("MIXED-24", "cast"), ("MIXED-25", "order"), ("MIXED-26", "kept")):
+        yield from _grid(requirement, "", "mixed_precision_casts", 2, each("asks", [asks]), _BOTH, modes)
+    beside = arguments("beside", asks="beside", traces=True)
+    yield from _grid("MIXED-25", "", "mixed_precision_casts", 2, beside, _BOTH, modes)
     yield from _surface()
 
 
@@ -158,15 +163,6 @@ def _wishes() -> Iterator[Scenario]:
         yield from _train("MIXED-17", "", 2, norm, precision, kept)
     norms = _precision("", param_dtype="bfloat16", full_precision_modules=["LayerNorm", "Embedding"])
     yield from _train("MIXED-17", "", 2, model("gpt"), norms, kept)
-
-
-def _casts() -> Iterator[Scenario]:
-    training = UNUSED.named("")
-    modes = (training, training | Variant("evaluating", arguments={"evaluates": True}, fields={"min_collectives": 0}))
-    for requirement, asks in (("MIXED-24", "cast"), ("MIXED-25", "order"), ("MIXED-26", "kept")):
-        yield from _grid(requirement, "", "mixed_precision_casts", 2, each("asks", [asks]), _BOTH, modes)
-    beside = arguments("beside", asks="beside", traces=True)
-    yield from _grid("MIXED-25", "", "mixed_precision_casts", 2, beside, _BOTH, modes)
 
 
 def _surface() -> Iterator[Scenario]:

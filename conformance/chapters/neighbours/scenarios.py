@@ -77,7 +77,11 @@ def scenarios() -> Iterator[Scenario]:
     yield from _everything_used()
     yield from _unused_beside_wrappers()
     yield from _unused_beside_collectives()
-    yield from _sub_groups()
+    groups = each("groups", ("parts", "overlapping"))
+    layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
+    used, later = _USED_OR_LATER
+    unused = (used, arguments("one-rank", unused="one_rank") | _SEARCHING, later)
+    yield from _beside("NEIGH-08", "", (3, 4), _PAIR, groups, layouts, unused)
     yield from _local()
     yield from _features()
     yield from _begun_apart()
@@ -209,14 +213,6 @@ def _wrapped_parts() -> Iterator[Scenario]:
 def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
     """Whether some ranks skip the layer in whose hooks all are to communicate: no training can mean that."""
     return unused == "skipped" and place in OF_A_LAYER and layer == SKIPPED
-
-
-def _sub_groups() -> Iterator[Scenario]:
-    groups = each("groups", ("parts", "overlapping"))
-    layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
-    used, later = _USED_OR_LATER
-    unused = (used, arguments("one-rank", unused="one_rank") | _SEARCHING, later)
-    yield from _beside("NEIGH-08", "", (3, 4), _PAIR, groups, layouts, unused)
 
 
 def _local() -> Iterator[Scenario]:

@@ -43,8 +43,17 @@ def scenarios() -> Iterator[Scenario]:
     yield from _plain()
     yield from _choices()
     yield from _accumulating()
-    yield from _fused()
-    yield from _hooked()
+    momentum = arguments(optimizer="momentum")
+    optimizers = each("optimizer", ("sgd", "momentum", "adam", "adamw"))
+    yield from _grid("OPTIM-15", "", "fused_optimizer", (2, 3), optimizers, _HOOK)
+    yield from _grid("OPTIM-15", "momentum", "fused_optimizer", 2, (VIEW, EACH_ALONE), momentum, _HOOK)
+    parts = each("only", ("a", "bd"))
+    yield from _grid("OPTIM-15", "only", "fused_optimizer", (2, 3), parts, momentum, _HOOK)
+    yield from _grid("OPTIM-16", "refused", "fused_optimizer_refusal", (2, 3))
+    orders = each("order", ("before", "after"))
+    for hook in each("hook", HOOKS):
+        for way in (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, UNUSED, STATIC):
+            yield from _by_hand("OPTIM-17", "", "hooked_parameters", 2, hook, orders, way)
 
 
 def _plain() -> Iterator[Scenario]:
@@ -117,20 +126,3 @@ def _accumulating() -> Iterator[Scenario]:
     empty = Training(blocks, actions=(*_STEP, *_STEP), optimizer="in_backward").to_json()
     for way in (capped("alone", 0.0001), VIEW | capped("alone", 0.0001)):
         yield from _grid("OPTIM-08", "empty", "composed", (1, 2), UNUSED.named("") | way, arguments=empty)
-
-
-def _fused() -> Iterator[Scenario]:
-    momentum = arguments(optimizer="momentum")
-    optimizers = each("optimizer", ("sgd", "momentum", "adam", "adamw"))
-    yield from _grid("OPTIM-15", "", "fused_optimizer", (2, 3), optimizers, _HOOK)
-    yield from _grid("OPTIM-15", "momentum", "fused_optimizer", 2, (VIEW, EACH_ALONE), momentum, _HOOK)
-    parts = each("only", ("a", "bd"))
-    yield from _grid("OPTIM-15", "only", "fused_optimizer", (2, 3), parts, momentum, _HOOK)
-    yield from _grid("OPTIM-16", "refused", "fused_optimizer_refusal", (2, 3))
-
-
-def _hooked() -> Iterator[Scenario]:
-    orders = each("order", ("before", "after"))
-    for hook in each("hook", HOOKS):
-        for way in (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, UNUSED, STATIC):
-            yield from _by_hand("OPTIM-17", "", "hooked_parameters", 2, hook, orders, way)

@@ -75,7 +75,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _unused()
     yield from _accumulation()
     yield from _uses()
-    yield from _outputs()
+    losses = (PLAIN, arguments("spare", spare=True), arguments("first", loss="first"))
+    for structure in each("structure", ("opaque", "dataclass", "nested_dataclass")):
+        for world_size in (2, 3):
+            yield from _grid("STATIC-10", "", "outputs", world_size, structure, losses)
     yield from _traffic()
     yield from _promises()
     yield from _broken_promises()
@@ -163,13 +166,6 @@ def _uses() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE)
     yield from _grid("STATIC-27", "", "outside_forward", 2, each("use", _OUTSIDE_FIRST), outside, ways)
     yield from _grid("STATIC-24", "recovery", "exception_in_backward", 2, recoveries, (PLAIN, VIEW))
-
-
-def _outputs() -> Iterator[Scenario]:
-    losses = (PLAIN, arguments("spare", spare=True), arguments("first", loss="first"))
-    for structure in each("structure", ("opaque", "dataclass", "nested_dataclass")):
-        for world_size in (2, 3):
-            yield from _grid("STATIC-10", "", "outputs", world_size, structure, losses)
 
 
 def _traffic() -> Iterator[Scenario]:

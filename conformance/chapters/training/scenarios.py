@@ -58,7 +58,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _restarts()
     yield from _options()
     yield from _families()
-    yield from _dtypes()
+    training = fields(schedule=(Step(),) * 4, seed=17)
+    low_and_high = dtypes("float64", "float16", "bfloat16")
+    trained = models("mlp", "many_small_layers")
+    yield from _grid("TRAIN-17", "", "train", (2, 3, 4), trained, low_and_high, training, also=_BASICS)
 
 
 def _digits() -> Iterator[Scenario]:
@@ -141,10 +144,3 @@ def _families() -> Iterator[Scenario]:
         worlds = (2, 4) if fixture.has_unused or fixture.uses_buffers else 3
         small = _SMALL_BUCKETS.named("")
         yield from _grid("TRAIN-16", "", "train", worlds, model(name), small, training, also=_BASICS)
-
-
-def _dtypes() -> Iterator[Scenario]:
-    training = fields(schedule=(Step(),) * 4, seed=17)
-    low_and_high = dtypes("float64", "float16", "bfloat16")
-    trained = models("mlp", "many_small_layers")
-    yield from _grid("TRAIN-17", "", "train", (2, 3, 4), trained, low_and_high, training, also=_BASICS)
