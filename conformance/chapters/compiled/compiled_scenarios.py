@@ -60,14 +60,7 @@ class CompiledScenarios:
         yield from self._grid(requirement, slug, program, worlds, deadline, *axes, way, arguments=asked, **shown)
 
     def compiled(
-        self,
-        requirement: str,
-        slug: str,
-        program: str,
-        worlds: Worlds = 2,
-        *,
-        trained: Variant = PLAIN,
-        **rest: Any,
+        self, requirement: str, slug: str, program: str, worlds: Worlds = 2, *, trained: Variant = PLAIN, **rest: Any
     ) -> Iterator[Scenario]:
         """Yield scenarios that run another program compiled; `trained` is that program's model, schedule, ...
 

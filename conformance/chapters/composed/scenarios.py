@@ -60,10 +60,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         PLAIN,
     ),
     # A backward raises on every rank; on rank 1 alone a gradient had come, which waits for what rank 0 will not use.
-    (
-        Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)),
-        SKIPPING,
-    ),
+    (Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)), SKIPPING),
     # A backward raises on every rank before any gradient, and the next one averages all.
     (Training((Block(),), actions=(Action("fail", "backward"),)), SKIPPING),
     # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
@@ -142,15 +139,9 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
     # A second wrapper, of which only the first one's ranks differ in what they use.
     (Training((Block(when="rank_0"),), beside=Beside(options=UNUSED.options)), PLAIN),
     # Two wrappers share a layer, each in a group of its own, and one hands out before the other collects.
-    (
-        Training((Block(),), beside=Beside(shares=True, own_group=True)),
-        VIEW | NO_UNUSED,
-    ),
+    (Training((Block(),), beside=Beside(shares=True, own_group=True)), VIEW | NO_UNUSED),
     # The user communicates within backward; from the second step on rank 0 alone uses a block.
-    (
-        Training((Block(), Block(when="rank_0_later"), Block()), exchange=Exchange("both", 6, 0)),
-        EACH_ALONE,
-    ),
+    (Training((Block(), Block(when="rank_0_later"), Block()), exchange=Exchange("both", 6, 0)), EACH_ALONE),
     (Training((Block(), Block(when="rank_0_later")), exchange=Exchange("backward", 4, 0)), EACH_ALONE),
 )
 

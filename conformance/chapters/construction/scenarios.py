@@ -53,10 +53,7 @@ _LOCAL = {
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
-_IGNORED = {
-    "root": ("weight", "table", "count"),
-    "child": ("child.weight", "child.bias", "state.mask", "state.hidden"),
-}
+_IGNORED = {"root": ("weight", "table", "count"), "child": ("child.weight", "child.bias", "state.mask", "state.hidden")}
 
 
 def scenarios() -> Iterator[Scenario]:

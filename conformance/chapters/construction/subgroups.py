@@ -37,10 +37,7 @@ def subgroups(ctx: RankContext) -> None:
     mine = next(index for index, ranks in enumerate(memberships) if ctx.rank in ranks)
     before = len(ctx.collectives())
     module = _build(mine).to(ctx.device)
-    observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS),
-    )
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS))
     names = {collective.group for collective in ctx.collectives()[before:]}
     ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names, must=True)
     dist.barrier(group=ctx.process_group)

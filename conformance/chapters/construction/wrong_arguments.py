@@ -184,9 +184,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "two_device_types": Mistake(_two_device_types, Raises(("ValueError",), ("device",))),
     "delay_without_hook": Mistake(_layers, Raises(("ValueError",), _DELAY), _delayed),
     "hook_without_delay": Mistake(
-        _layers,
-        Raises(("ValueError",), _DELAY),
-        _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3))),
+        _layers, Raises(("ValueError",), _DELAY), _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3)))
     ),
     "unknown_option": Mistake(_layers, Raises(("TypeError",), ("bucket_cap_gb",)), _option("bucket_cap_gb", 1)),
 }

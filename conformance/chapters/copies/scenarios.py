@@ -44,10 +44,7 @@ def scenarios() -> Iterator[Scenario]:
 
 def _wrappers() -> Iterator[Scenario]:
     both = (VIEW | UNUSED | SCALARS_ALONE).named("all")
-    ignored = (
-        arguments("ignored", ignored=["b.weight", "b.bias"]),
-        arguments("ignored-buffer", ignored=["seen"]),
-    )
+    ignored = (arguments("ignored", ignored=["b.weight", "b.bias"]), arguments("ignored-buffer", ignored=["seen"]))
     for way in _WAYS:
         for moment in ("constructed", "trained"):
             at = PLAIN.named(moment)

@@ -5,17 +5,7 @@ from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.optimizer_in_backward.hooked_parameters import HOOKS
-from conformance.chapters.variants import (
-    EACH_ALONE,
-    PLAIN,
-    STATIC,
-    UNUSED,
-    VIEW,
-    Variant,
-    arguments,
-    capped,
-    each,
-)
+from conformance.chapters.variants import EACH_ALONE, PLAIN, STATIC, UNUSED, VIEW, Variant, arguments, capped, each
 from conformance.composed.training import Action, Block, Training
 from conformance.scenario import Scenario
 

@@ -4,16 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.variants import (
-    PLAIN,
-    SCALARS_ALONE,
-    STATIC,
-    UNUSED,
-    VIEW,
-    Variant,
-    arguments,
-    fields,
-)
+from conformance.chapters.variants import PLAIN, SCALARS_ALONE, STATIC, UNUSED, VIEW, Variant, arguments, fields
 from conformance.scenario import Scenario
 
 _grid = Grid("scale")

@@ -63,10 +63,7 @@ def debug_level(ctx: RankContext) -> None:
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))):
         ctx.observe("level", get_debug_level().name, must=ctx.arguments["level"])
-        observe_run(
-            ctx,
-            lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
-        )
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3))
 
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))
