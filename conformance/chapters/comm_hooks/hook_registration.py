@@ -234,15 +234,11 @@ def hook_in_logging(ctx: RankContext) -> None:
 def _in_logging(scenario: Scenario) -> Mapping[int, Facts]:
     facts = {
         "none": "",
-        "hook": Satisfies("the hook's name", _names_hook),
-        "builtin": Satisfies("the built-in hook's name", _names_builtin),
+        "hook": Satisfies("the hook's name", _mentions, ("allreduce_hook",)),
+        "builtin": Satisfies("the built-in hook's name", _mentions, ("fp16_compress",)),
     }
     return {rank: dict(facts) for rank in range(scenario.world_size)}
 
 
-def _names_hook(got: str) -> bool:
-    return "allreduce_hook" in got
-
-
-def _names_builtin(got: str) -> bool:
-    return "fp16_compress" in got.lower()
+def _mentions(got: str, name: str) -> bool:
+    return name in got.lower()

@@ -1,12 +1,11 @@
 """Programs about a DDP's surroundings: backends with fewer features, and users and frameworks that access internals."""
 
 import gc
-import importlib
 import inspect
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.programs.bare_group import bare_group
 from conformance.programs.holders import holder_of
+from conformance.programs.offered import offered_beside
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -260,17 +260,6 @@ class _Looking(Counting):
         return super().forward(inputs, with_spare)
 
 
-def _replicated_parameters_of(cls: type) -> Callable[[nn.Module], AbstractContextManager[None]]:
-    """Return the function of that name in the package of the wrapper's class, or of a class that it derives from."""
-    packages = [importlib.import_module(base.__module__.partition(".")[0]) for base in cls.__mro__]
-    found = [package for package in packages if hasattr(package, "replicated_parameters")]
-    if not found:
-        names = ", ".join(dict.fromkeys(package.__name__ for package in packages))
-        raise AttributeError(f"expected a function replicated_parameters in a package of the wrapper's class: {names}")
-    block: Callable[[nn.Module], AbstractContextManager[None]] = found[0].replicated_parameters
-    return block
-
-
 @program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
 def replicated_views(ctx: RankContext) -> None:
     """Train in a block of replicated parameters; observe gradients, what forward saw, and the state afterwards."""
@@ -278,7 +267,10 @@ def replicated_views(ctx: RankContext) -> None:
     before = dict(module.named_parameters())
     storage = module.first.weight.data_ptr()
     model: Any = ctx.wrap(module)
-    with _replicated_parameters_of(type(model))(model):
+    replicated = offered_beside(type(model), "replicated_parameters")
+    if replicated is None:
+        raise AttributeError(f"expected a function replicated_parameters in the package of {type(model)}")
+    with replicated(model):
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
     ctx.observe("seen", sorted({placements for placements, _ in module.seen}))
     ctx.observe("same_storage", all(pointer == storage for _, pointer in module.seen))

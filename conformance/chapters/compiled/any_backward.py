@@ -13,7 +13,6 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.programs import RankContext, program, rank_step
-from conformance.truth.steps import gradients
 
 _WIDTH = 3
 #: In the first ones a DDP may communicate otherwise, because it learns.
@@ -236,8 +235,7 @@ def any_backward(ctx: RankContext) -> None:
         STATES[ctx.arguments["state"]](turn)
         with _looking_on(ctx, module, seen):
             run(turn)
-        for name, value in gradients(f"step{index}", module).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"step{index}", module)
         ctx.observe(f"step{index}/seen", sorted(seen, key=lambda each: each.flatten().tolist()))
     issued = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(issued), must=num_averages * len(list(module.parameters())))

@@ -1,6 +1,6 @@
 """Program `compiled_collectives`: counts the all-reduces of a compiled backward, as issued and as graph nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from conformance.observation import Collective, Facts
 from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
 from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
@@ -73,24 +72,13 @@ def _observe_graphs(ctx: RankContext, watch: GraphWatch) -> None:
 def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
     order = CompileOrder.of(scenario)
     buckets = _planned(scenario)
-    exactly = _exactly(len(buckets), buckets)
-    judged: dict[str, Any] = {"num_issued": exactly, "buckets": sorted([dtype, numel] for dtype, numel in buckets)}
+    judged: dict[str, Any] = {"num_issued": len(buckets), "buckets": sorted([dtype, numel] for dtype, numel in buckets)}
     if order.reduction == "in_graph":
         operation = "all_reduce_coalesced" if order.fusion == "coalesced" else "all_reduce"
-        judged |= {"num_in_graphs": exactly, "waits_before_last": 0, "operations": [operation]}
-        judged["num_divisions"] = _exactly(len(buckets), buckets)
+        judged |= {"num_in_graphs": len(buckets), "waits_before_last": 0, "operations": [operation]}
+        judged["num_divisions"] = len(buckets)
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
     return {rank: {**facts, **judged} for rank, facts in truth.items()}
-
-
-def _is(got: int, count: int) -> bool:
-    return got == count
-
-
-def _exactly(count: int, buckets: Sequence[tuple[str, int]]) -> Satisfies:
-    per_dtype = {dtype: sum(each == dtype for each, _ in buckets) for dtype, _ in buckets}
-    planned = ", ".join(f"{number} of {dtype}" for dtype, number in per_dtype.items())
-    return Satisfies(f"{count}, as planned: {planned}", _is, (count,))
 
 
 def _planned(scenario: Scenario) -> list[tuple[str, int]]:

@@ -114,12 +114,8 @@ def copied_wrapper(ctx: RankContext) -> None:
 
 
 def _marks(ctx: RankContext) -> dict[str, Any]:
-    precision = precision_option(ctx.scenario.options)
-    wire = (
-        {"wire": [str(each.communication_dtype).removeprefix("torch.") for each in precision.values()]}
-        if precision
-        else {}
-    )
+    precision = precision_option(ctx.scenario.options).get("mixed_precision")
+    wire = {"wire": [str(precision.communication_dtype).removeprefix("torch.")]} if precision else {}
     return wire | marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
 
 
@@ -230,8 +226,7 @@ def copied_module(ctx: RankContext) -> None:
     for index in range(3):
         bare.zero_grad()
         _backward(ctx.scenario, bare, rank_step(ctx, 10 + index))
-        for name, value in gradients(f"bare{index}", bare).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"bare{index}", bare)
     ctx.observe("num_collectives", len(ctx.collectives()) - before)
     if ctx.arguments["case"] == "copy":
         for name, value in _train(ctx, "original", model, 20).items():
@@ -297,5 +292,4 @@ def carried_state(ctx: RankContext) -> None:
         if ctx.world_size > 1:
             reduced = any(map(is_gradient, ctx.collectives()[before:]))
             ctx.observe(f"step{index}/reduced", reduced, must=to != "bare")
-        for name, value in gradients(f"step{index}", fresh).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"step{index}", fresh)

@@ -13,7 +13,7 @@ from conformance.models.small_integers import small_inputs, small_loss, with_sma
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.expected import Raises, Satisfies, at_most
 
 NUM_STEPS = 3
 
@@ -142,19 +142,13 @@ def _holds_once(got: list[int], size: int) -> bool:
     return got.count(size) == 1
 
 
-def _is_at_most(got: int, most: int) -> bool:
-    return got <= most
-
-
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
     parameters = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.requires_grad}
     delayed = sum(numel for name, numel in parameters.items() if name in _delayed(scenario, module))
     prompt = sum(parameters.values()) - delayed
     trigger = scenario.arguments["trigger"]
     most = prompt if trigger in _delayed(scenario, module) else prompt - parameters[trigger]
-    facts: dict[str, Any] = {
-        "early": Satisfies(f"at most the {most} elements that need not wait", _is_at_most, (most,))
-    }
+    facts: dict[str, Any] = {"early": at_most(most, "elements, those that need not wait")}
     if scenario.arguments.get("following") and scenario.world_size > 1:
         said = f"one collective of the {delayed} delayed elements"
         facts["before_next"] = Satisfies(said, _holds_once, (delayed,))

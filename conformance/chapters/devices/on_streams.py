@@ -16,7 +16,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.chapters.devices.hooks import BUFFER_HOOKS, HOOKS
 from conformance.chapters.devices.trace import is_late, launches_early, waits_early
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.models.low_precision import precision_of
+from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
@@ -181,13 +181,10 @@ def _wrapped(ctx: RankContext, module: Scaled) -> Any:
     arguments = ctx.arguments
     if arguments.get("optimizer") == "in_backward":
         _apply_optimizer_in_backward(optim.SGD, module.parameters(), {"lr": _RATE})
-    precision = (
-        {"mixed_precision": precision_of(ctx.scenario.options)} if "mixed_precision" in ctx.scenario.options else {}
-    )
     here = torch.accelerator.current_stream(ctx.device)
     side = torch.Stream(ctx.device) if arguments.get("wraps") else None
     with _after(here, side):
-        model: Any = ctx.wrap(module, **precision)
+        model: Any = ctx.wrap(module, **precision_option(ctx.scenario.options))
     if "hook" in arguments:
         model.register_comm_hook(ctx.process_group, HOOKS[arguments["hook"]])
     if "buffer_hook" in arguments:

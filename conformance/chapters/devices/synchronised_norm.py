@@ -1,6 +1,5 @@
 """Program `synchronised_norm`: a SyncBatchNorm in a wrapped module, whose collectives share the group's stream."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, program
 from conformance.programs.agreement import same_bits_everywhere
+from conformance.programs.offered import offered_beside
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Close, at_most
 
@@ -37,7 +37,8 @@ def synchronised_norm(ctx: RankContext) -> None:
         ctx.unsupported("the device does not tell counts: its module has no take_syncs")
     bare = _module(ctx, nn.SyncBatchNorm)
     alone = _waits(ctx, bare, bare, device_module) if "counts" in arguments else 0
-    module = _module(ctx, _own_layer(ctx) if arguments.get("own") else nn.SyncBatchNorm)
+    wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device)) if arguments.get("own") else bare
+    module = _module(ctx, offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm)
     model = ctx.wrap(module)
     main = torch.accelerator.current_stream(ctx.device)
     stream = torch.Stream(ctx.device) if arguments.get("side") else main
@@ -56,12 +57,6 @@ def synchronised_norm(ctx: RankContext) -> None:
 def _module(ctx: RankContext, layer: type[nn.SyncBatchNorm]) -> nn.Sequential:
     norm = layer(_WIDTH, momentum=1.0, process_group=ctx.process_group)
     return nn.Sequential(norm, with_integer_weights(nn.Linear(_WIDTH, _WIDTH), ctx.scenario.seed)).to(ctx.device)
-
-
-def _own_layer(ctx: RankContext) -> type[nn.SyncBatchNorm]:
-    package = type(ctx.wrap(nn.Linear(1, 1).to(ctx.device))).__module__.partition(".")[0]
-    found: type[nn.SyncBatchNorm] = getattr(importlib.import_module(package), "SyncBatchNorm", nn.SyncBatchNorm)
-    return found
 
 
 def _waits(ctx: RankContext, model: nn.Module, module: nn.Module, device_module: Any) -> int:

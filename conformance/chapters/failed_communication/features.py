@@ -6,7 +6,6 @@ Every feature is trained in parts; a part begins without gradients and ends with
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from conformance.chapters.failed_communication.failing_group import FAILURES
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs import RankContext, rank_step
 from conformance.programs.join_context import joining
+from conformance.programs.offered import offered_beside
 
 _ALL = "first second third"
 #: More elements than a DDP would copy into a bucket.
@@ -204,9 +204,7 @@ def _evaluate(training: Training) -> None:
 
 def _with_norm(ctx: RankContext, group: dist.ProcessGroup) -> nn.Module:
     """Return a module with the synchronised normalisation of the package that the DDP is of: torch's needs a GPU."""
-    packages = [base.__module__.partition(".")[0] for base in type(ctx.wrap(nn.Linear(1, 1))).__mro__]
-    layers = [getattr(importlib.import_module(package), "SyncBatchNorm", None) for package in packages]
-    layer = next((each for each in layers if each is not None), None)
+    layer = offered_beside(type(ctx.wrap(nn.Linear(1, 1))), "SyncBatchNorm")
     if layer is None:
         ctx.unsupported("the DDP's package has no SyncBatchNorm of its own")
     return Paths(layer(2, process_group=group))

@@ -12,9 +12,8 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.composed.numerics import WholeNumbers
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.truth.expected import Raises
-from conformance.truth.steps import gradients
 
 WIDTH = 4
 NUM_STEPS = 3
@@ -98,11 +97,8 @@ def finalized_by_hand(ctx: RankContext) -> None:
         same = [name for name in early if name in final and torch.equal(early[name], final[name])]
         return {"early": same, "moved": moved if by_hand else [], "after": copy.deepcopy(module.state_dict())}
 
-    for name, value in run_steps(ctx, module, model, step, NUM_STEPS).items():
-        if name.endswith(("/early", "/moved")):
-            ctx.observe(name, value, must=[])
-        else:
-            ctx.observe(name, value)
+    must: dict[str, Any] = {f"step{index}/{name}": [] for index in range(NUM_STEPS) for name in ("early", "moved")}
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), must=must)
     with ctx.catching("asked"):
         asked = model.should_finalize_after_backward
         model.require_manual_backward_finalization = False
@@ -196,5 +192,4 @@ def finalized_wrongly(ctx: RankContext) -> None:
         if by_hand:
             _finalize(ctx, model)
         at("at_the_end")
-        for name, value in gradients(f"step{turn.step}", module).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"step{turn.step}", module)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.programs.held import resident_bytes
 from conformance.programs.standard_error import written_to_stderr
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import at_most
 
 WIDTH = 4
 NUM_STEPS = 3
@@ -45,11 +45,8 @@ def kept_gradients(ctx: RankContext) -> None:
                 kept[name] = parameter.grad, parameter.grad.detach().clone()
         return {"changed": changed}
 
-    for name, value in run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS).items():
-        if name.endswith("/changed"):
-            ctx.observe(name, value, must=[])
-        else:
-            ctx.observe(name, value)
+    must: dict[str, Any] = {f"step{index}/changed": [] for index in range(NUM_STEPS)}
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
 
 
 @program("bucket_memory", invariants=("same_collectives",))
@@ -69,7 +66,7 @@ def bucket_memory(ctx: RankContext) -> None:
         turn.backward(turn.forward(model))
         module.zero_grad()
     held = (resident_bytes() - before) / _MIB
-    ctx.observe("held", held, must=Satisfies("less than half of the bucket of 72 MiB", _is_less, (36,)))
+    ctx.observe("held", held, must=at_most(36, "MiB, half of the bucket"))
 
 
 class _Sum(nn.Module):
@@ -79,10 +76,6 @@ class _Sum(nn.Module):
 
     def forward(self) -> Tensor:
         return torch.stack([weight.sum() for weight in self.weights]).sum()
-
-
-def _is_less(got: Any, most: float) -> bool:
-    return bool(got < most)
 
 
 class _Halves(nn.Module):

@@ -39,9 +39,9 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         model = ctx.wrap(module) if ctx.arguments["way"] == "wrapped-again" else None
         if ctx.arguments.get("bare"):
             turn.backward(turn.loss(_forward(module, turn, 2), micro=2))
-            _observe(ctx, f"step{index}/bare", module)
+            ctx.observe_gradients(f"step{index}/bare", module)
         turn.backward(turn.loss(output))
-        _observe(ctx, f"step{index}", module)
+        ctx.observe_gradients(f"step{index}", module)
         if ctx.arguments.get("keeps"):
             kept.append(_forward(ctx.wrap(module), turn, 1))
     model = None
@@ -58,8 +58,3 @@ def backward_without_wrapper(ctx: RankContext) -> None:
 def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
     output: Tensor = turn.forward(model, turn.inputs(3, _WIDTH, micro=micro))
     return output
-
-
-def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
-    for name, gradient in gradients(prefix, module).items():
-        ctx.observe(name, gradient)

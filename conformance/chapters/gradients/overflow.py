@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from conformance.models.integers import with_integer_weights
-from conformance.models.low_precision import precision_of
+from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
@@ -59,9 +59,7 @@ def branches_of(kind: str, rank: int, step: int) -> str:
 def _train(ctx: RankContext, *, overflows: bool) -> dict[str, Any]:
     """Train a module of its own; return the gradients of all steps as facts `step<k>/grad/<name>`."""
     module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
-    options = ctx.scenario.options
-    precision = {"mixed_precision": precision_of(options)} if "mixed_precision" in options else {}
-    model: Any = ctx.wrap(module, **precision)
+    model: Any = ctx.wrap(module, **precision_option(ctx.scenario.options))
     if ctx.arguments.get("hook"):
         model.register_comm_hook(ctx.process_group, fp16_compress_hook)
     joins = ctx.arguments.get("joins", False)

@@ -214,8 +214,7 @@ def shared_join(ctx: RankContext) -> None:
                     continue
                 modules[place].zero_grad()
                 _train(member, rank_step(ctx, index), place)
-                for name, value in gradients(f"step{index}/model{place}", modules[place]).items():
-                    ctx.observe(name, value)
+                ctx.observe_gradients(f"step{index}/model{place}", modules[place])
     for place, member in enumerate(members):
         if place not in modules:
             ctx.observe(f"counter{place}", [member.count, member.num_shadowed, member.was_last, member.kwargs])

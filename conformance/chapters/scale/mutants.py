@@ -17,9 +17,7 @@ from ddp_impl.wire import collectives
 
 
 @replaces(Reduction, "hand_out")
-def MasksSixtyFourParameters(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
+def MasksSixtyFourParameters(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a mask of 64 bits says which parameters have a gradient; those from the 65th on get zeros."""
     for member, view in zip(bucket.members, bucket.views, strict=False):
         if member.index >= 64:
@@ -34,9 +32,7 @@ def TellsTheUseOfSixtyFour(reduction: Reduction, call: Call, used_before: Collec
 
 
 @replaces(Reduction, "hand_out")
-def CountsBucketsInAByte(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
+def CountsBucketsInAByte(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: sums in the 256th bucket and those behind it are not divided."""
     if bucket.index >= 255:
         buffer.mul_(reduction.divisor)
@@ -85,9 +81,7 @@ def SendsTwentyThreeBits(reduction: Reduction, start: Call, bucket: Bucket, buff
 
 
 @replaces(Reduction, "hand_out")
-def TakesSmallAveragesForNoise(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
+def TakesSmallAveragesForNoise(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: averages below 1e-8 come out as zero."""
     if not bucket.sparse and buffer.is_floating_point():
         buffer[buffer.abs() < 1e-8] = 0

@@ -53,6 +53,12 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), with_spare)))
 
 
+def _train(ctx: RankContext, model: Any, num_steps: int = 3, with_spare: bool = True) -> None:
+    for index in range(num_steps):
+        turn = rank_step(ctx, index)
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), with_spare)))
+
+
 @program("debug_level", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def debug_level(ctx: RankContext) -> None:
     """Train three steps at the debug level of argument `level`, set by environment if argument `by_environment`.
@@ -74,10 +80,7 @@ def debugged_mistake(ctx: RankContext) -> None:
         _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))),
         ctx.catching("answer"),
     ):
-        model = ctx.wrap(module)
-        for index in range(2):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), False)))
+        _train(ctx, ctx.wrap(module), num_steps=2, with_spare=False)
 
 
 def _names_both(got: Any) -> bool:
@@ -102,9 +105,7 @@ def debugged_milestones(ctx: RankContext) -> None:
             model = ctx.wrap(module)
         ctx.observe("constructed", ["last.weight" in text(), "find_unused_parameters" in text()])
         with written_to_stderr() as text:
-            for index in range(3):
-                turn = rank_step(ctx, index)
-                turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+            _train(ctx, model)
         ctx.observe("trained", ["last.weight" in text(), "bucket" in text()])
 
 
@@ -116,10 +117,7 @@ def debugged_times(ctx: RankContext) -> None:
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=False), written_to_stderr() as text:
-        model = ctx.wrap(module)
-        for index in range(3):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+        _train(ctx, ctx.wrap(module))
     said = text().lower().replace("_", " ")
     ctx.observe("told", [name in said for name in _TIMES])
 
@@ -139,10 +137,7 @@ def logged_milestones(ctx: RankContext) -> None:
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     told_by_level = mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"})
     with told_by_level, _debug_level("OFF", by_environment=False), written_to_stderr() as text:
-        model = ctx.wrap(module)
-        for index in range(3):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+        _train(ctx, ctx.wrap(module))
     ctx.observe("told", ["find_unused_parameters" in text(), "bucket" in text()])
 
 
