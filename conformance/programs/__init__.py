@@ -8,7 +8,7 @@ from functools import partial
 from conformance.programs import registry
 from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, observe_run, rank_step, run_steps
+from conformance.programs.written_steps import observe_or_refused, observe_run, rank_step, run_steps, step_on
 
 program = partial(registry.program, expectation=truth_of)
 
@@ -20,5 +20,6 @@ __all__ = [
     "program",
     "rank_step",
     "run_steps",
+    "step_on",
     "truth_of",
 ]

@@ -61,10 +61,6 @@ def _forward(model: Any, own_step: RankStep, micro: int, branches: str) -> Tenso
     return own_step.loss(own_step.forward(model, own_step.inputs(4, 3, micro=micro), branches), micro)
 
 
-def _num_forwards(kind: str, rank: int) -> int:
-    return rank + 1 if kind == "local_by_rank" else 1
-
-
 @program("accumulation", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def accumulation(ctx: RankContext) -> None:
     """Run the micro-batches of argument `steps`, a list of steps of `KINDS`; gradients are set to None per step.
@@ -83,7 +79,7 @@ def accumulation(ctx: RankContext) -> None:
             before = len(ctx.collectives())
             flags = [
                 _run(ctx, model, own_step, kind, micro + 10 * part, branches)  # data of its own for each forward
-                for part in range(_num_forwards(kind, ctx.rank))
+                for part in range(ctx.rank + 1 if kind == "local_by_rank" else 1)
             ]
             prefix = f"step{index}/micro{micro}"
             issued = sum(moves_gradients(one, module) for one in ctx.collectives()[before:])

@@ -15,17 +15,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 
 from conformance.errors import present
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, program, rank_step, truth_of
+from conformance.programs import RankContext, program, rank_step, step_on, truth_of
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Anything, Raises, Satisfies
 from conformance.truth.steps import gradients
 
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+_step = step_on(5, WIDTH)
 
 
 def _answer(value: Any) -> Callable[[Any, Any], Any]:

@@ -8,9 +8,9 @@ import torch
 from conformance.chapters.compiled.compiling import PRELOAD, REDUCTIONS_IN_GRAPHS, CompileOrder, GraphWatch, compiling
 from conformance.checkers.protocol import is_gradient
 from conformance.errors import certain
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Collective, Facts
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
@@ -18,22 +18,17 @@ from conformance.truth.steps import simulate_steps
 _NUM_STEPS = 2
 _WAIT = ("_c10d_functional.wait_tensor.default",)
 _DIVISION = ("aten.div.Tensor", "aten._foreach_div.Tensor", "aten._foreach_div.Scalar", "aten.div.Scalar")
+_step = step_on(3)
 
 
 def _build(scenario: Scenario) -> Stack:
     sizes = list(scenario.arguments["sizes"])
-    module = Stack(sizes, _dtypes(scenario), range(len(sizes)))
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Stack(sizes, _dtypes(scenario), range(len(sizes))), scenario.seed)
 
 
 def _dtypes(scenario: Scenario) -> list[str]:
     among = scenario.arguments.get("dtypes") or [scenario.dtype]
     return [among[place % len(among)] for place in range(len(scenario.arguments["sizes"]))]
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
 
 
 @program("compiled_collectives", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
@@ -51,12 +46,8 @@ def compiled_collectives(ctx: RankContext) -> None:
         _observe_graphs(ctx, watch)
     reduced = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(reduced))
-    ctx.observe("buckets", sorted(_bucket(one) for one in reduced))
+    ctx.observe("buckets", sorted(["/".join(dict.fromkeys(one.dtypes)), one.numel] for one in reduced))
     ctx.observe("operations", sorted({one.op for one in reduced}))
-
-
-def _bucket(collective: Collective) -> list[Any]:
-    return ["/".join(dict.fromkeys(collective.dtypes)), collective.numel]
 
 
 def _observe_graphs(ctx: RankContext, watch: GraphWatch) -> None:

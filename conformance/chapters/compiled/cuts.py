@@ -11,12 +11,13 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import certain
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
+_step = step_on(3)
 
 
 def _build(scenario: Scenario) -> Stack:
@@ -29,10 +30,6 @@ def _build(scenario: Scenario) -> Stack:
     module._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]
     with_integer_weights(module, scenario.seed)
     return module
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
 
 
 @program("compiled_cuts", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)

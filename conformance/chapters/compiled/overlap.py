@@ -15,7 +15,7 @@ from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 from conformance.truth.steps import simulate_steps
@@ -26,6 +26,7 @@ _WIDTH = 4
 
 #: What the backward of a mark calls with the place of its layer.
 _listeners: list[Callable[[int], None]] = []
+_step = step_on(3, _WIDTH)
 
 
 @torch.library.custom_op("ddp_conformance::mark", mutates_args=())
@@ -80,10 +81,6 @@ class Marked(nn.Module):
 
 def _build(scenario: Scenario) -> nn.Module:
     return with_integer_weights(Marked(last_first=bool(scenario.arguments.get("last_first"))), scenario.seed)
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, _WIDTH))))
 
 
 @program("compiled_overlap", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)

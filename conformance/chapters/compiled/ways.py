@@ -217,9 +217,7 @@ def _wrap_compiled(inside: CompilingContext, row: Row, scenario: Scenario) -> An
 
 
 def _build(scenario: Scenario) -> Row:
-    row = Row(bool(scenario.arguments.get("breaks")))
-    with_integer_weights(row, scenario.seed)
-    return row
+    return with_integer_weights(Row(bool(scenario.arguments.get("breaks"))), scenario.seed)
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:

@@ -231,9 +231,7 @@ MOMENTS = {
 
 
 def _build(scenario: Scenario) -> Parts:
-    module = Parts()
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Parts(), scenario.seed)
 
 
 @program("module_surface", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

@@ -4,10 +4,11 @@ import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
+_step = step_on(4, 3)
 
 
 def groups_of(world_size: int) -> list[list[int]]:
@@ -19,10 +20,6 @@ def groups_of(world_size: int) -> list[list[int]]:
 def _build(group: int) -> nn.Module:
     """Return a module of the group's own: different weights and even different shapes."""
     return with_integer_weights(nn.Sequential(nn.Linear(3, 3 + group), nn.Linear(3 + group, 2)), group)
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
 @program("subgroups", invariants=("leaves_no_trace",))

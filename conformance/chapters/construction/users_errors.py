@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS
-from conformance.programs import RankContext, observe_or_refused, program, rank_step
-from conformance.scenario import Scenario
+from conformance.programs import RankContext, observe_or_refused, program, rank_step, step_on
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
 
@@ -18,6 +17,7 @@ from conformance.truth.steps import gradients
 PLACES = ("forward", "function", "hook")
 #: How the model is used in the step that raises.
 MODES = ("training", "evaluation", "no_sync")
+_ordinary = step_on(4, 3)
 
 
 class BadBatch(Exception):  # noqa: N818 - a user may call it so
@@ -89,14 +89,6 @@ def _raise(error: BaseException, _: Tensor) -> None:
     raise error
 
 
-def _build(scenario: Scenario) -> Any:
-    return with_integer_weights(Failing(scenario.arguments["place"]), scenario.seed)
-
-
-def _ordinary(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-
-
 def _without_grad(model: nn.Module, inputs: Tensor) -> Any:
     with torch.no_grad():
         return model(inputs)
@@ -159,7 +151,7 @@ def users_errors(ctx: RankContext) -> None:
 
 
 def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
-    module = _build(ctx.scenario).to(ctx.device)
+    module: Any = with_integer_weights(Failing(ctx.scenario.arguments["place"]), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
     _ordinary(model, rank_step(ctx, 0))
     module.zero_grad()

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
+_good_step = step_on(4, 3)
 
 
 @dataclass(frozen=True)
@@ -190,14 +191,6 @@ MISTAKES: Mapping[str, Mistake] = {
 }
 
 
-def _good() -> nn.Module:
-    return with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
-
-
-def _good_step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-
-
 @program("construction_error", invariants=("same_collectives", "leaves_no_trace"))
 def construction_error(ctx: RankContext) -> None:
     """Make the mistake that argument `mistake` names; with `recover`, wrap a good module afterwards and train a step.
@@ -208,5 +201,5 @@ def construction_error(ctx: RankContext) -> None:
     with ctx.catching("construct", must=mistake.raises):
         ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
     if ctx.arguments.get("recover"):
-        module = _good().to(ctx.device)
+        module = with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))).to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))

@@ -70,9 +70,7 @@ _SETTINGS = (
 
 
 def _build(scenario: Scenario) -> Parts:
-    module = Parts()
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Parts(), scenario.seed)
 
 
 def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> Tensor:

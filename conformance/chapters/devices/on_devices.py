@@ -74,8 +74,7 @@ def on_devices(ctx: RankContext) -> None:
     other = torch.device(here.type, (here.index + 1) % num_devices)
     if "other" in arguments.values() and num_devices < 2:
         ctx.unsupported("there is one device only")
-    module = Placed()
-    with_integer_weights(module, ctx.scenario.seed)
+    module = with_integer_weights(Placed(), ctx.scenario.seed)
     module.to(here)
     if arguments.get("layers") == "other":
         module.second.to(other)

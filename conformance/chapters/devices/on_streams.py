@@ -70,9 +70,7 @@ class Scaled(nn.Module):
 
 
 def _module(scenario: Scenario) -> Scaled:
-    module = Scaled(spare=bool(scenario.arguments.get("spare")))
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Scaled(spare=bool(scenario.arguments.get("spare"))), scenario.seed)
 
 
 def _data(scenario: Scenario, turn: RankStep, micro: int) -> tuple[Tensor, Tensor]:

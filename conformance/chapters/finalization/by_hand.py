@@ -35,8 +35,7 @@ class Branches(nn.Module):
 
 def _wrapped(ctx: RankContext) -> tuple[Branches, Any]:
     """Return the module and its wrapper, whose backwards are finalized by hand. Does not apply to DDPs without it."""
-    module = Branches()
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     ctx.finalize_by_hand(model)
     return module, model

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 from conformance.programs.held import resident_bytes
 from conformance.programs.standard_error import written_to_stderr
 from conformance.scenario import Scenario
@@ -20,10 +20,7 @@ NUM_STEPS = 3
 #: Of each of two weights of 36 MiB: the C library gives so large a piece of memory back when it is freed.
 LARGE = (3072, 3072)
 _MIB = 2**20
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
+_step = step_on(3, WIDTH)
 
 
 @program("kept_gradients", invariants=("same_collectives", "leaves_no_trace"))
@@ -33,8 +30,9 @@ def kept_gradients(ctx: RankContext) -> None:
     Observes `step<k>/grad/<name>` and `step<k>/changed`, the gradients of the step before that are not what they were.
     All ranks run it.
     """
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), ctx.scenario.seed).to(
+        ctx.device
+    )
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:

@@ -15,11 +15,12 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
 WIDTH = 4
+_ordinary = step_on(3, WIDTH)
 
 
 class Adapted(nn.Module):
@@ -196,10 +197,6 @@ HARMLESS: Mapping[str, Callable[[Any], None]] = {
     "forward_hook": _other_hook,
     "converted_and_back": _convert_and_back,
 }
-
-
-def _ordinary(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
 
 
 def _module(scenario: Scenario) -> Any:

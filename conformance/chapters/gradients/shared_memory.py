@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 
 NUM_STEPS = 3
 #: So large that it may pay for a DDP to reduce a gradient where it is.
 WIDTH = 182
+_step = step_on(WIDTH * WIDTH)
 
 
 class Summed(nn.Module):
@@ -28,10 +29,6 @@ class Summed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         total = self.scaled.view(-1) * inputs + self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
         return (total * inputs).view(WIDTH, WIDTH)
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(WIDTH * WIDTH))))
 
 
 @program("shared_memory", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

@@ -48,10 +48,6 @@ class Sharing(nn.Module):
         return (made.view(-1) if self._shared == "view_of_kept" else made), made * 2
 
 
-def _uses(idle: str, rank: int, step: int, world_size: int) -> bool:
-    return {"none": True, "rank_0": rank != 0, "by_turns": rank != step % world_size}[idle]
-
-
 @program("shared_outputs", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def shared_outputs(ctx: RankContext) -> None:
     """Train a layer, and `Sharing` on top of it; observe `step<k>/grad/<name>`. All ranks run it.
@@ -70,7 +66,7 @@ def _train(ctx: RankContext) -> dict[str, Any]:
         pair.zero_grad(set_to_none=True)
         turn = rank_step(ctx, index)
         hidden = turn.forward(below, turn.inputs(WIDTH, WIDTH))
-        uses = _uses(idle, ctx.rank, index, ctx.scenario.world_size)
+        uses = {"none": True, "rank_0": ctx.rank != 0, "by_turns": ctx.rank != index % ctx.scenario.world_size}[idle]
         first, second = turn.forward(above, hidden, turn.inputs(WIDTH, WIDTH, micro=1), uses)
         first.mul_(3)
         turn.backward(total_loss(turn, first, second, hidden if "input" in shared else sharing.kept))

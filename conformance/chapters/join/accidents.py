@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from conformance.chapters.join.plan import UnevenPlan
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Collective
-from conformance.programs import RankContext, program, rank_step
+from conformance.programs import RankContext, program, rank_step, step_on
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.truth.expected import Raises
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")
+_step = step_on(5, WIDTH)
 
 
 class Normalised(nn.Module):
@@ -36,10 +37,6 @@ class Normalised(nn.Module):
         dist.all_reduce(total, group=self.group)
         output: Tensor = self.layer(inputs + total)
         return output
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
 @program("early_termination", invariants=_INVARIANTS)

@@ -51,9 +51,7 @@ class Team(nn.Module):
 
 
 def _build(scenario: Scenario) -> Team:
-    module = Team(with_buffer=bool(scenario.arguments.get("buffer")))
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Team(with_buffer=bool(scenario.arguments.get("buffer"))), scenario.seed)
 
 
 def _backward(model: nn.Module, turn: RankStep, micro: int, uses: str) -> None:

@@ -112,9 +112,7 @@ def _num_bytes(reference: StorageWeakRef) -> int:
 
 
 def _build(scenario: Scenario) -> Chain:
-    module = Chain()
-    with_small_weights(module, scenario.seed)
-    return module
+    return with_small_weights(Chain(), scenario.seed)
 
 
 @program("mixed_precision_casts", invariants=("same_collectives", "leaves_no_trace"))

@@ -54,10 +54,6 @@ def _values(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def _inputs() -> Tensor:
-    return torch.ones(4, 3)
-
-
 def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
     return {
         "same": all(mine is its for mine, its in zip(before, model.parameters(), strict=True)),
@@ -69,7 +65,7 @@ def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.
 def _checkpoint(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
     within: dict[str, Any] = {}
     handle = module.get_submodule("layer").register_forward_hook(lambda *_: within.update(module.state_dict()))
-    loss = model(_inputs().to(ctx.device)).sum()
+    loss = model(torch.ones(4, 3).to(ctx.device)).sum()
     handle.remove()
     facts: dict[str, Any] = {
         "dtypes_within": _dtypes(within),

@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 _WIDTH = 3
 _NUM_STEPS = 3
 #: The parts of the part that is wrapped twice.
 _LAYERS = ("0", "1")
+_step = step_on(2, _WIDTH)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,3 @@ def _ignore(module: Any, layers: tuple[str, ...], prefix: str) -> None:
 def _names(layers: tuple[str, ...], prefix: str) -> Iterator[str]:
     for layer in layers:
         yield from (f"{prefix}{layer}.weight", f"{prefix}{layer}.bias")
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(2, _WIDTH))))

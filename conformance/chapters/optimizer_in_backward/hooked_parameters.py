@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn, optim
 
 from conformance.errors import present
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, program, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, program, run_steps, step_on
 from conformance.truth.expected import Satisfies
 
 WIDTH = 4
@@ -17,6 +17,7 @@ NUM_STEPS = 3
 RATE = 2.0**-40
 
 Hook = Callable[[Tensor], None]
+_ordinary = step_on(3, WIDTH)
 
 
 def _steps_and_clears(parameter: Tensor) -> Hook:
@@ -58,10 +59,6 @@ HOOKS: Mapping[str, Callable[[Tensor], Hook]] = {
     "steps_by_hand": _by_hand,
     "reads": _reads,
 }
-
-
-def _ordinary(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
 
 
 @program("hooked_parameters", invariants=("leaves_no_trace",))

@@ -150,9 +150,7 @@ class Kit(nn.Module):
 
 
 def _build(scenario: Scenario, course: Course) -> Kit:
-    module = Kit(course)
-    with_small_weights(module, scenario.seed)
-    return module
+    return with_small_weights(Kit(course), scenario.seed)
 
 
 def _backward(course: Course, model: nn.Module, turn: RankStep, micro: int) -> None:

@@ -13,7 +13,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Raised, Unmeasured
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
@@ -25,6 +25,7 @@ from conformance.truth.steps import StepFunction
 
 NUM_STEPS = 4
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
+_ordinary = step_on(5, WIDTH)
 
 
 class Nested(nn.Module):
@@ -131,10 +132,6 @@ def _validation_first(model: Any, turn: RankStep) -> None:
         model.train()
         if micro == 7:
             turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
-
-
-def _ordinary(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
 USES: Mapping[str, Use] = {

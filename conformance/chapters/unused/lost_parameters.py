@@ -56,8 +56,7 @@ def lost_parameters(ctx: RankContext) -> None:
 
     Observes `step<k>/grad/<name>` of the parameters that are left.
     """
-    module = Layers()
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     take_away = LOSSES[ctx.arguments["loss"]]
 
     def step(model: Any, turn: RankStep) -> None:
