@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -118,11 +117,5 @@ def _num_backwards(scenario: Scenario) -> int:
 def buffer_hook_misuse(ctx: RankContext) -> None:
     """Register something that is no function; observes `raised`. All ranks run it."""
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
-    with ctx.catching("raised"):
+    with ctx.catching("raised", must=Raises(("TypeError", "AssertionError"), ("callable",))):
         model._register_buffer_comm_hook(None, "no function")
-
-
-@buffer_hook_misuse.expects
-def _misuse(scenario: Scenario) -> Mapping[int, Facts]:
-    refusal = Raises(("TypeError", "AssertionError"), ("callable",))
-    return {rank: {"raised": refusal} for rank in range(scenario.world_size)}

@@ -135,7 +135,7 @@ def dropped_wrapper(ctx: RankContext) -> None:
     held: dict[str, list[str]] = {}
     for name, one in alive.items():
         held.setdefault(holder_of(one, [alive]), []).append(name)
-    ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()])
+    ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()], must=[])
 
 
 def _trained_parameters(ctx: RankContext) -> list[tuple[str, nn.Parameter]]:
@@ -143,11 +143,6 @@ def _trained_parameters(ctx: RankContext) -> list[tuple[str, nn.Parameter]]:
     model = ctx.wrap(module)
     run_steps(ctx, module, model, lambda wrapped, turn: _step(ctx.scenario, wrapped, turn), _NUM_STEPS)
     return list(module.named_parameters())
-
-
-@dropped_wrapper.expects
-def _nothing_alive(scenario: Scenario) -> Mapping[int, Facts]:
-    return {rank: {"alive": []} for rank in range(scenario.world_size)}
 
 
 @program("moved_arguments", invariants=("leaves_no_trace",))
@@ -239,12 +234,7 @@ def documented_names(ctx: RankContext) -> None:
     }
     # forward overrides a method of Module, and inherits its documentation.
     missing = [f"{cls.__name__}.{name}" for name in sorted(public) if not inspect.getdoc(getattr(cls, name))]
-    ctx.observe("undocumented", missing + ([] if inspect.getdoc(cls) else [cls.__name__]))
-
-
-@documented_names.expects
-def _documented(scenario: Scenario) -> Mapping[int, Facts]:
-    return {rank: {"undocumented": []} for rank in range(scenario.world_size)}
+    ctx.observe("undocumented", missing + ([] if inspect.getdoc(cls) else [cls.__name__]), must=[])
 
 
 class _Looking(Counting):

@@ -2,7 +2,6 @@
 
 import traceback
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
-from conformance.observation import Facts, Raised
+from conformance.observation import Raised
 from conformance.programs import RankContext, program
-from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 
 
@@ -75,17 +73,12 @@ def composite_state(ctx: RankContext) -> None:
         parts: Any = Raised.of(error, traceback.format_exc())
     else:
         parts = next((found for module in modules if (found := _parts(module)) != _OF_RANK_0), _OF_RANK_0)
-    ctx.observe("parts", parts)
+    allowed = AnyOf(_OF_RANK_0, Raises(mentions=("weight",)), Raises(mentions=("table",)))
+    ctx.observe("parts", parts, must=allowed)
 
 
 #: What `_parts` returns of rank 0's module.
 _OF_RANK_0 = ([10.0] * 9 + [20.0] * 9) * 2 + [0.0] * 15
-
-
-@composite_state.expects
-def _whole_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
-    allowed = AnyOf(_OF_RANK_0, Raises(mentions=("weight",)), Raises(mentions=("table",)))
-    return {rank: {"parts": allowed} for rank in range(scenario.world_size)}
 
 
 def _composite(ctx: RankContext, rank: int) -> nn.Module:

@@ -17,7 +17,6 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.storages import marks_of_options, num_storages
 from conformance.scenario import Scenario
@@ -237,16 +236,10 @@ def copied_in_group(ctx: RankContext) -> None:
     """Copy a wrapper of another group than the default one as argument `way` says; observe `answer`."""
     group = dist.new_group(list(range(ctx.world_size)))
     model = ctx.wrap(_build(ctx.scenario).to(ctx.device), process_group=group)
-    with ctx.catching("answer"):
+    with ctx.catching("answer", must=Raises(("RuntimeError",), ("default",))):
         WAYS[ctx.arguments["way"]](model)
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(group)
-
-
-@copied_in_group.expects
-def _copied_in_group(scenario: Scenario) -> Mapping[int, Facts]:
-    answer = Raises(("RuntimeError",), ("default",))
-    return {rank: {"answer": answer} for rank in range(scenario.world_size)}
 
 
 @program("carried_state", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

@@ -91,15 +91,9 @@ def recognised_wrapper(ctx: RankContext) -> None:
     """Ask as libraries do whether a wrapper, a copy of it and its subclass are a DDP. All ranks run it."""
     module = _build(ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
-    ctx.observe("isinstance", isinstance(model, TorchDDP))
-    ctx.observe("issubclass", issubclass(type("Derived", (type(model),), {}), TorchDDP))
-    ctx.observe("a_module_is_none", not isinstance(module, TorchDDP))
+    ctx.observe("isinstance", isinstance(model, TorchDDP), must=True)
+    ctx.observe("issubclass", issubclass(type("Derived", (type(model),), {}), TorchDDP), must=True)
+    ctx.observe("a_module_is_none", not isinstance(module, TorchDDP), must=True)
     # Tools that know torch's class find in it what torch put there, whoever has been imported.
-    ctx.observe("torchs_class_is_torchs", TorchDDP.__module__ == "torch.nn.parallel.distributed")
-    ctx.observe("torchs_active_module", TorchDDP._get_active_ddp_module())
-
-
-@recognised_wrapper.expects
-def _recognised(scenario: Scenario) -> Mapping[int, Facts]:
-    facts = dict.fromkeys(("isinstance", "issubclass", "a_module_is_none", "torchs_class_is_torchs"), True)
-    return {rank: {**facts, "torchs_active_module": None} for rank in range(scenario.world_size)}
+    ctx.observe("torchs_class_is_torchs", TorchDDP.__module__ == "torch.nn.parallel.distributed", must=True)
+    ctx.observe("torchs_active_module", TorchDDP._get_active_ddp_module(), must=None)

@@ -10,7 +10,6 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
-from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises, Satisfies, at_most
@@ -209,13 +208,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], Mapping[str, Any]], Raises]] = {
 @program("delayed_all_reduce_refusal", invariants=("leaves_no_trace",))
 def delayed_all_reduce_refusal(ctx: RankContext) -> None:
     """Wrap with the arguments that argument `case` names; observe the exception as `construct`. All ranks run it."""
-    arguments, _ = _REFUSED[ctx.arguments["case"]]
+    arguments, answer = _REFUSED[ctx.arguments["case"]]
     module = Chain().to(ctx.device)
-    with ctx.catching("construct"):
+    with ctx.catching("construct", must=answer):
         ctx.wrap(module, **arguments(module))
-
-
-@delayed_all_reduce_refusal.expects
-def _refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    _, answer = _REFUSED[scenario.arguments["case"]]
-    return {rank: {"construct": answer} for rank in range(scenario.world_size)}

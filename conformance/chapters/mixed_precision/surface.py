@@ -162,12 +162,6 @@ _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
 @program("mixed_precision_refusal", invariants=("leaves_no_trace",))
 def mixed_precision_refusal(ctx: RankContext) -> None:
     """Wrap with the configuration that argument `case` names; observe the exception as `construct`."""
-    configuration, _ = _REFUSED[ctx.arguments["case"]]
-    with ctx.catching("construct"):
+    configuration, answer = _REFUSED[ctx.arguments["case"]]
+    with ctx.catching("construct", must=answer):
         ctx.wrap(_module().to(ctx.device), mixed_precision=configuration(ctx.rank))
-
-
-@mixed_precision_refusal.expects
-def _refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    _, answer = _REFUSED[scenario.arguments["case"]]
-    return {rank: {"construct": answer} for rank in range(scenario.world_size)}

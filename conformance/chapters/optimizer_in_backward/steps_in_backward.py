@@ -21,7 +21,6 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
-from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.unused_parameters import Switched
 from conformance.scenario import Scenario
@@ -240,22 +239,12 @@ def fused_optimizer_refusal(ctx: RankContext) -> None:
     """
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
     with _silent():
-        with ctx.catching("unknown"):
+        with ctx.catching("unknown", must=Raises(("ValueError", "RuntimeError"), ("ASGD",))):
             model._register_fused_optim(optim.ASGD)
-        with ctx.catching("first"):
+        with ctx.catching("first", must=None):
             model._register_fused_optim(optim.SGD, lr=0.25)
-        with ctx.catching("second"):
+        with ctx.catching("second", must=Raises(("RuntimeError",), ("once",))):
             model._register_fused_optim(optim.SGD, lr=0.25)
-
-
-@fused_optimizer_refusal.expects
-def _fused_refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    answers = {
-        "unknown": Raises(("ValueError", "RuntimeError"), ("ASGD",)),
-        "first": None,
-        "second": Raises(("RuntimeError",), ("once",)),
-    }
-    return dict.fromkeys(range(scenario.world_size), answers)
 
 
 @contextlib.contextmanager

@@ -203,11 +203,5 @@ def refused_sample_rate(ctx: RankContext) -> None:
     """Ask for the sample rates 0 and -1; observe the exceptions. All ranks run it."""
     model: Any = ctx.wrap(Layers(Clock(0, 0)).to(ctx.device))
     for name, rate in (("zero", 0), ("negative", -1)):
-        with ctx.catching(name):
+        with ctx.catching(name, must=Raises(("ValueError",), ("rate",))):
             model._set_ddp_runtime_logging_sample_rate(rate)
-
-
-@refused_sample_rate.expects
-def _refused_sample_rate(scenario: Scenario) -> Mapping[int, Facts]:
-    refusal = Raises(("ValueError",), ("rate",))
-    return {rank: {"zero": refusal, "negative": refusal} for rank in range(scenario.world_size)}
