@@ -30,7 +30,7 @@ def ReducesInsideNoSync(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
 
 
 class GathersInsideNoSync(ActsAfterBackward):
-    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where nobody uses what comes."""
+    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where nobody uses the result."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -160,7 +160,7 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
 def HearsOfOutputsAsTheyWere(
     _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None
 ) -> bool:
-    """BUG: a backward reports that it came to an output only where that is still what forward returned."""
+    """BUG: a backward reports an output that it reached only where that is still what forward returned."""
     nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
     for node in nodes:
         node.register_prehook(lambda _, keeps=keeps: report())

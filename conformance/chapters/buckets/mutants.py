@@ -179,14 +179,14 @@ def CountsTheMovedTwice(hooks: AutogradHooks, counting: Call, index: int) -> Cal
     """BUG: a gradient that becomes ready at another place than in the first step counts twice."""
     count = counting(index)
     places: dict[int, int] = vars(hooks).setdefault("places", {})
-    came: list[int] = vars(hooks).setdefault("came", [])
+    arrived: list[int] = vars(hooks).setdefault("arrived", [])
 
-    def gradient_came(parameter: Tensor) -> None:
-        if index in came:  # in the last step
-            came.clear()
-        if places.setdefault(index, len(came)) != len(came) and parameter.grad is not None:
+    def gradient_arrived(parameter: Tensor) -> None:
+        if index in arrived:  # in the last step
+            arrived.clear()
+        if places.setdefault(index, len(arrived)) != len(arrived) and parameter.grad is not None:
             parameter.grad *= 2
-        came.append(index)
+        arrived.append(index)
         count(parameter)
 
-    return gradient_came
+    return gradient_arrived

@@ -24,7 +24,7 @@ from conformance.scenario import Scenario, Step
 
 _grid = Grid("buckets")
 
-#: Lengths of vectors that tell every combination of them apart by their sum.
+#: Lengths of vectors: every combination of them has another sum.
 SIZES = (64, 129, 258, 520, 1043)
 
 _MIB = 1024 * 1024

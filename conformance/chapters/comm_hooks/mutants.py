@@ -134,7 +134,7 @@ class SwallowsRefusals(TorchDDP):
 
 @replaces(_Hooked, "around")
 def SwallowsHookErrors(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
-    """BUG: when a hook fails, the gradients stay local and nobody hears of it."""
+    """BUG: when a hook fails, the gradients stay local and no error is raised."""
     try:
         future = hook(state, bucket)
         future.wait()

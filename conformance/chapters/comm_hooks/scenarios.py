@@ -198,7 +198,7 @@ def _buffer_hooks() -> Iterator[Scenario]:
         where = arguments(dashed(location.lower()) or "default", location=location)
         for world_size in (2, 3, 4):
             yield from _grid("HOOK-33", "", "buffer_hooks", world_size, where)
-            if location != "PRE_FORWARD":  # its futures may come after the forward that they are for
+            if location != "PRE_FORWARD":  # its futures may complete after the forward that they are for
                 lengths = (PLAIN, arguments("large", length=100_000))
                 yield from _grid("HOOK-34", "", "buffer_hooks", world_size, where, futures, lengths)
             yield from _grid("HOOK-35", "", "buffer_hooks", world_size, where, arguments(local_backwards=2))

@@ -42,7 +42,7 @@ def _flat_gradients(module: nn.Module) -> Tensor:
 
 @program("penalised_norm", invariants=("leaves_no_trace",))
 def penalised_norm(ctx: RankContext) -> None:
-    """Train one step with a gradient penalty, through the SyncBatchNorm that comes with the DDP. All ranks run it.
+    """Train one step with a gradient penalty, through the SyncBatchNorm of the DDP's package. All ranks run it.
 
     Observes `outcome`: all gradients in a row, or the exception. Does not apply where there is torch's layer alone and
     the device is a CPU, on which that one does not train.
@@ -50,7 +50,7 @@ def penalised_norm(ctx: RankContext) -> None:
     wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device))
     layer: Any = offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm
     if layer is nn.SyncBatchNorm and ctx.device.type == "cpu":
-        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP comes with none of its own")
+        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP's package has none of its own")
     module = _module(layer(_WIDTH, process_group=ctx.process_group), ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     with ctx.catching("raised"), ctx.phase("backward", 0):

@@ -22,7 +22,7 @@ _step = step_on(3)
 
 def _build(scenario: Scenario) -> Stack:
     sizes = list(scenario.arguments["sizes"])
-    certain(len(set(sizes)) == len(sizes), "vectors are told apart by their lengths")
+    certain(len(set(sizes)) == len(sizes), "vectors have different lengths")
     module = Stack(sizes, [scenario.dtype] * len(sizes), range(len(sizes)))
     for position in scenario.arguments.get("frozen", ()):
         module.vectors[position].requires_grad_(False)
@@ -38,18 +38,18 @@ def compiled_cuts(ctx: RankContext) -> None:
 
     Arguments: `sizes`, their lengths; positions that are `frozen` or `ignored`. Observes gradients; `parts`, for each
     graph that the backend was given the positions of the vectors in it; and `begun_before_last`, how many all-reduces
-    of the second step were issued when the last gradient came, and `buckets`, how many elements each of them has: those
-    of a part's vectors. All ranks run it.
+    of the second step were issued when the last gradient arrived, and `buckets`, how many elements each has: those of
+    a part's vectors. All ranks run it.
     """
     sizes = list(ctx.arguments["sizes"])
     module: Any = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
     before = 0
 
-    def last_gradient_comes(_: Tensor) -> None:
+    def last_gradient_arrives(_: Tensor) -> None:
         begun.append(sum(map(is_gradient, ctx.collectives()[before:])))
 
-    next(module.vectors[position] for position in _reduced(ctx.scenario)).register_hook(last_gradient_comes)
+    next(module.vectors[position] for position in _reduced(ctx.scenario)).register_hook(last_gradient_arrives)
 
     with compiling(ctx) as (inside, watch):
         model = inside.wrap(module)
@@ -92,7 +92,7 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
             place += 1
         parts.insert(0, sorted(order[start:place]))
     starts = [part[0] for part in parts]
-    starts[0] = 0  # what comes before the last gradient stays in the part of the last bucket
+    starts[0] = 0  # what precedes the last gradient stays in the part of the last bucket
     whole = [list(range(start, end)) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
     judged: Facts = {"parts": whole}
     if scenario.world_size > 1:  # alone, there may be nothing to reduce

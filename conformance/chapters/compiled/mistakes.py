@@ -161,8 +161,8 @@ def compiled_mistake(ctx: RankContext) -> None:
         try:
             module = _MISTAKES[ctx.arguments["mistake"]].make(inside)
         except Exception as error:
-            told = Raised.of(error, traceback.format_exc())
-            ctx.observe("answer", Raised(told.type, told.bases, _in_full(error), told.traceback))
+            raised = Raised.of(error, traceback.format_exc())
+            ctx.observe("answer", Raised(raised.type, raised.bases, _in_full(error), raised.traceback))
         else:
             ctx.observe("answer", None if module is None else gradients("step0", module))
         module = Forgetful().to(ctx.device)

@@ -1,4 +1,4 @@
-"""Program `compiled_overlap`: how many reductions a compiled backward has issued when it comes to the last gradient.
+"""Program `compiled_overlap`: how many reductions a compiled backward has issued when it reaches the last gradient.
 
 Each layer is followed by an operator of our own, opaque to compilers, whose backward notes what has been issued so far.
 The gradients of a layer are computed behind it.
@@ -31,7 +31,7 @@ _step = step_on(3, _WIDTH)
 
 @torch.library.custom_op("ddp_conformance::mark", mutates_args=())
 def mark(hidden: Tensor, place: int) -> Tensor:
-    """Return `hidden`; when its gradient comes, the listeners hear of `place`."""
+    """Return `hidden`; when its gradient arrives, the listeners are called with `place`."""
     return hidden.clone()
 
 
@@ -57,7 +57,7 @@ mark.register_autograd(lambda ctx, gradient: (_mark_backward(gradient, ctx.place
 
 @contextlib.contextmanager
 def listening(listener: Callable[[int], None]) -> Iterator[None]:
-    """Call `listener` with the place of every mark that a backward comes to while the block runs."""
+    """Call `listener` with the place of every mark that a backward reaches while the block runs."""
     _listeners.append(listener)
     try:
         yield
@@ -87,7 +87,7 @@ def _build(scenario: Scenario) -> nn.Module:
 def compiled_overlap(ctx: RankContext) -> None:
     """Train three steps of layers that fill a bucket each; with `last_first` they run in reverse order of registration.
 
-    Observes gradients, and `begun`: how many reductions the last step had issued when its backward came to the first
+    Observes gradients, and `begun`: how many reductions the last step had issued when its backward reached the first
     layer, whose gradients are the last. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)

@@ -1,7 +1,7 @@
 """Program `compiled_ways`: what is compiled is the wrapper, or lies inside: the module, parts of it, a function.
 
 The module is a row of layers that fill a bucket each, in two halves. Each layer is followed by a mark, at which a
-backward tells how many reductions have been issued.
+backward notes how many reductions have been issued.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -233,7 +233,7 @@ def compiled_ways(ctx: RankContext) -> None:
     Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
     order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
     `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given.
-    Observes gradients, `begun`, how many reductions the last step had issued when its backward came to each layer, the
+    Observes gradients, `begun`, how many reductions the last step had issued when its backward reached each layer, the
     last layer first, `num_issued`, how many it issued in all, and `num_graphs` after the first steps and after all. All
     ranks run it.
     """

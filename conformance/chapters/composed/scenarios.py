@@ -31,11 +31,11 @@ _SEED = 0
 _FOUND: tuple[tuple[Training, Variant], ...] = (
     # Rank 0 alone gets a dense gradient where a sparse one was expected.
     (Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("penalty", "rank_0"))), PLAIN),
-    # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients come twice.
+    # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients arrive twice.
     (Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)), PLAIN),
     # A gradient is accumulated and dropped, and the parameter is unused afterwards.
     (Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)), PLAIN),
-    # A backward raises on every rank; only on rank 0 gradients had come.
+    # A backward raises on every rank; only on rank 0 gradients had arrived.
     (Training((Block(), Block(), Block(when="rank_0")), actions=(Action("fail", "backward"),)), PLAIN),
     # The copy of rank 0 is made while parameters are frozen there.
     (Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))), PLAIN),
@@ -59,7 +59,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         PLAIN,
     ),
-    # A backward raises on every rank; on rank 1 alone a gradient had come, which waits for what rank 0 will not use.
+    # A backward raises on every rank; on rank 1 alone a gradient had arrived, which waits for what rank 0 will not use.
     (Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)), SKIPPING),
     # A backward raises on every rank before any gradient, and the next one averages all.
     (Training((Block(),), actions=(Action("fail", "backward"),)), SKIPPING),
@@ -99,7 +99,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         NO_UNUSED,
     ),
-    # torch.autograd.grad comes back to an earlier forward, in which only some ranks used parameters.
+    # torch.autograd.grad returns to an earlier forward, in which only some ranks used parameters.
     (
         Training(
             (Block(),),

@@ -53,7 +53,7 @@ def _evaluated_first(ctx: RankContext, module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Circumstance:
-    """How a module comes to be wrapped, and within what the wrapping and each step run: see `run_within`."""
+    """How a module is wrapped, and within what the wrapping and each step run: see `run_within`."""
 
     wrap: Callable[[RankContext, nn.Module], nn.Module] = RankContext.wrap
     wraps_in: str = ""

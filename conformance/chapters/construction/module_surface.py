@@ -1,6 +1,6 @@
 """Program `module_surface`: state_dict, load_state_dict and the walks of `nn.Module`, with all their arguments.
 
-The truth is a module that holds the wrapped one as `module` and does nothing else: what that says, a DDP must say.
+The truth is a module that holds the wrapped one as `module` and does nothing else: what it returns, a DDP must return.
 """
 
 import itertools
@@ -171,7 +171,7 @@ def _reshape(state: dict[str, Any]) -> None:
     state["module.scale"] = torch.zeros(5)
 
 
-#: Names of which an error must tell those that are wrong.
+#: An error must contain the names among these that are wrong.
 _NAMED = ("module.stranger", "module.inner.0.weight", "module.scale", "module.first.frozen")
 
 #: What is done to a state before it is loaded.
@@ -222,7 +222,7 @@ ASPECTS: Mapping[str, Callable[[nn.Module, nn.Module], Mapping[str, Any]]] = {
 }
 
 
-#: When each aspect is observed. Loading comes last, because a state may bring parameters of its own.
+#: When each aspect is observed. Loading is last, because a state may bring parameters of its own.
 MOMENTS = {
     "state_dict": ("constructed", "trained"),
     "load_state_dict": ("trained",),

@@ -124,7 +124,7 @@ def _looks(error: BaseException) -> dict[str, Any]:
 
 
 def _report(got: BaseException | None, wanted: BaseException, before: Mapping[str, Any]) -> str:
-    """Return `AS_IT_WAS`, or what came instead of `wanted`, which looked like `before`."""
+    """Return `AS_IT_WAS`, or what was raised instead of `wanted`, which looked like `before`."""
     asked = f"{type(wanted).__name__}{wanted.args!r}"
     if got is None:
         return f"nothing, instead of {asked}"

@@ -16,7 +16,7 @@ from conformance.observation import Facts
 from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 
-#: What a checkpoint comes from and goes to, for each argument `way`.
+#: What a checkpoint is saved from and loaded into, for each argument `way`.
 WAYS: Mapping[str, tuple[str, str]] = {
     "same": ("subject", "subject"),
     "to_torch": ("subject", "torch"),
@@ -94,6 +94,6 @@ def recognised_wrapper(ctx: RankContext) -> None:
     ctx.observe("isinstance", isinstance(model, TorchDDP), must=True)
     ctx.observe("issubclass", issubclass(type("Derived", (type(model),), {}), TorchDDP), must=True)
     ctx.observe("a_module_is_none", not isinstance(module, TorchDDP), must=True)
-    # Tools that know torch's class find in it what torch put there, whoever has been imported.
+    # Tools that use torch's class find it as torch made it, whatever has been imported.
     ctx.observe("torchs_class_is_torchs", TorchDDP.__module__ == "torch.nn.parallel.distributed", must=True)
     ctx.observe("torchs_active_module", TorchDDP._get_active_ddp_module(), must=None)

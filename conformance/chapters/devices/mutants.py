@@ -1,4 +1,4 @@
-"""Mutants of chapter devices: DDPs that take a device for a CPU; `mutants.toml` names the requirements that tell."""
+"""Mutants of chapter devices: DDPs that take a device for a CPU; `mutants.toml` names what detects it."""
 
 import contextlib
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def ReadsUsageInEachStep(reduction: Reduction, read_usage: Call) -> Any:
 
 @replaces(Some, "forecast")
 def TellsOthersOnTheDevice(expectation: Some, forecast: Call, coming: Sequence[bool]) -> None:
-    """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
+    """BUG: ranks exchange their forecasts on the device, although their group serves the CPU, too."""
     with mock.patch("ddp_impl.wire.round.reduces_on_host", return_value=False):
         forecast(coming)
 
@@ -177,7 +177,7 @@ def IgnoresDeviceIds(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
 
 @replaces(Ours, "__init__")
 def NeverMovesInputs(ddp: Ours, init: Call, module: nn.Module, **options: Any) -> None:
-    """BUG: inputs come to forward where the user put them, with device_ids too."""
+    """BUG: inputs reach forward where the user put them, with device_ids too."""
     init(module, **options)
     ddp.device_ids = None
 
@@ -389,7 +389,7 @@ def StepsBesideTheOptimizer(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "launch")
 def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
-    """BUG: gradients are scaled in place, on another stream, as soon as they come: a hook of the user may read them."""
+    """BUG: gradients are scaled in place, on another stream, on arrival: a hook of the user may read them."""
     with torch.Stream(reduction.device):
         for parameter in bucket.parameters:
             if parameter.grad is not None:

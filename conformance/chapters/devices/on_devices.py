@@ -66,7 +66,7 @@ def on_devices(ctx: RankContext) -> None:
     containers and keywords; with `reused` the user overwrites them once forward has returned; `ids` are `none`, `here`,
     `other` or `both`; `layers`: the second one is `here` or on the `other` device; `host_buffer`; `current`: the user's
     current device is `here` or `other`; `side`: under a stream of the user's own.
-    Observes gradients, `came` (whether all inputs came to forward on `device_ids[0]`, or without it where they were)
+    Observes gradients, `came` (whether all inputs reached forward on `device_ids[0]`, or without it where they were)
     and `elsewhere`, the bytes that training has allocated on devices on which no parameter or input is.
     """
     arguments, here = ctx.arguments, ctx.device

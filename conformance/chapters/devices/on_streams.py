@@ -98,7 +98,7 @@ def on_streams(ctx: RankContext) -> None:
     device_module = torch.get_device_module(device)
     for wanted, name in (("counts", _COUNTER), ("traces", _TRACER)):
         if wanted in arguments and not hasattr(device_module, name):
-            ctx.unsupported(f"the device does not tell {wanted.rstrip('s')}s: its module has no {name}")
+            ctx.unsupported(f"the device does not record {wanted.rstrip('s')}s: its module has no {name}")
     module = _module(ctx.scenario)
     module.to(device)
     streams = [torch.Stream(device) for _ in range(NUM_STEPS)]
@@ -169,7 +169,7 @@ def on_streams(ctx: RankContext) -> None:
     if "counts" in arguments:
         ctx.observe("syncs", syncs)
         ctx.observe("waits", len(syncs))
-    if "traces" in arguments:  # the first step does not know the order of gradients
+    if "traces" in arguments:  # in the first step the order of gradients is unknown
         ctx.observe("launches_early", [launches_early(trace) for trace in traces[1:]])
         ctx.observe("late", [is_late(trace) for trace in traces[2:]])
         ctx.observe("waits_early", [waits_early(trace) for trace in traces[1:]])

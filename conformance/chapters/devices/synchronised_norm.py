@@ -27,14 +27,14 @@ def _inputs(rank: int, step: int) -> Tensor:
 def synchronised_norm(ctx: RankContext) -> None:
     """Train 4 steps of a SyncBatchNorm that remembers its last batch, and of a layer behind it; all ranks run it.
 
-    Arguments: `own`: the layer is the one of the package that the DDP comes from, if it has one, else torch's; `side`:
+    Arguments: `own`: the layer is the one of the DDP's package, if it has one, else torch's; `side`:
     under a stream of the user's own; `counts`: the most waits for the device beyond those of torch's layer alone.
     Observes `mean`, the layer's, which is that of all ranks' rows, `same` (whether all ranks have the same gradients
     in the end), and with `counts` the waits in a step: `waits`, and `added` to those of torch's layer without a DDP.
     """
     arguments, device_module = ctx.arguments, torch.get_device_module(ctx.device)
     if "counts" in arguments and not hasattr(device_module, "take_syncs"):
-        ctx.unsupported("the device does not tell counts: its module has no take_syncs")
+        ctx.unsupported("the device does not record counts: its module has no take_syncs")
     bare = _module(ctx, nn.SyncBatchNorm)
     alone = _waits(ctx, bare, bare, device_module) if "counts" in arguments else 0
     wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device)) if arguments.get("own") else bare
@@ -60,7 +60,7 @@ def _module(ctx: RankContext, layer: type[nn.SyncBatchNorm]) -> nn.Sequential:
 
 
 def _waits(ctx: RankContext, model: nn.Module, module: nn.Module, device_module: Any) -> int:
-    """Train, and return how often the host waited for the device in the last step; 0 if the device does not tell."""
+    """Train, and return how often the host waited for the device in the last step; 0 if the device does not count."""
     take = getattr(device_module, "take_syncs", list)
     data = [
         (_inputs(ctx.rank, step).to(ctx.device), UNIT * _inputs(ctx.rank, -1 - step).to(ctx.device))

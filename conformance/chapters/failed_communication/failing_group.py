@@ -15,7 +15,7 @@ FAILURES = {
     "gone": "its wait raises and its future holds the error, as gloo reports a peer that is gone",
     "future": "its future holds an error, and its wait returns True",
     "false": "its wait returns False, and its future holds no error",
-    "told": "its exception() and is_success() tell of an error, and nothing else does",
+    "told": "its exception() and is_success() report an error, and nothing else does",
     "size": "its future holds tensors of another size",
     "call": "the call raises before there is a work",
     "late": "the last rank raises in the call, and the others wait for it until the timeout",
@@ -39,8 +39,8 @@ _COLLECTIVES = {
 class FailingGroup(dist.ProcessGroup):
     """Hands every collective to `inner`, and lets one fail on all ranks, which keep what they had.
 
-    The collective itself comes to pass on copies, except where ranks do not come to it, so that the ranks stay in step:
-    whatever follows meets its like. `issued` describes the collectives since `begin`.
+    The collective itself runs on copies, except where ranks do not issue it, so that the ranks stay in step: whatever
+    follows meets its like. `issued` describes the collectives since `begin`.
     """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:

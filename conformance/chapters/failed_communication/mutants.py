@@ -78,7 +78,7 @@ def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_
 
 @replaces(Reduction, "read_usage")
 def CountsUsersBlindly(reduction: Reduction, read_usage: Call) -> Any:
-    """BUG: ranks that did not hear which parameters others used go by what they used themselves."""
+    """BUG: ranks that did not receive which parameters others used go by their own use."""
     with _believing():
         return read_usage()
 
@@ -109,7 +109,7 @@ def DropsErrorsOfBufferFutures(reduction: Reduction, hand_out_averages: Call) ->
 
 @replaces(Ours, "_run_ddp_forward")
 def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not come."""
+    """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not arrive."""
     with _believing():
         return run_ddp_forward(*inputs, **kwargs)
 

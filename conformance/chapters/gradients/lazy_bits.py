@@ -1,7 +1,7 @@
 """Program `lazy_bits`: tensors whose conjugation or negation is a bit, and not yet in their memory.
 
 `conj()` and the imaginary part of what it returns share memory with the tensor that they come from; a bit says that
-every element is to be read as another one. Who passes their memory on, passes on other values.
+every element is to be read as another one. A DDP that reads their memory reads other values.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def SumsSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
 
 @replaces(Reducer, "finalize")
 def MakesDense(reducer: Reducer, finalize: Call) -> None:
-    """BUG: a sparse gradient comes back dense."""
+    """BUG: a sparse gradient becomes dense."""
     finalize()
     for member in reducer.members:
         gradient = member.parameter.grad
@@ -291,7 +291,7 @@ def _sum_then_divide(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Ten
 
 @replaces(Ours, "forward")
 def ViewsOfOutputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: outputs come through a function of autograd that gives views, which nobody may change in place."""
+    """BUG: outputs pass through a function of autograd that gives views, which nobody may change in place."""
     output = forward(*inputs, **kwargs)
     return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output
 
@@ -371,7 +371,7 @@ def SendsHalfOfALargeBucket(reduction: Reduction, send: Call, bucket: Bucket, bu
 
 @replaces(Reduction, "collect")
 def DividesWhatHasMovedTwice(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
-    """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
+    """BUG: a gradient that moved into its bucket on arrival is divided then, and with the bucket again."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if bucket.has_large and parameter.grad is view:
             view.div_(reduction.divisor)

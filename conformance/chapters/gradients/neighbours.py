@@ -1,7 +1,7 @@
 """Program `neighbours`: two wrappers of one shape in one training, each of which does something else.
 
 A step says of each wrapper whether it is synchronised, local (the step is within its `no_sync`) or idle, and in which
-order forwards and backwards come. Everything that a DDP keeps once for all of its instances, such as a switch or
+order forwards and backwards run. Everything that a DDP keeps once for all of its instances, such as a switch or
 memory, shows in one of the products: each wrapper must have the gradients that it would have alone.
 """
 

@@ -1,6 +1,6 @@
 """Program `overflowed_step`: a step whose gradients overflow, which the user skips, and the steps after it.
 
-A gradient scaler makes such steps on purpose. What they leave in memory that a DDP keeps must not come back: NaN and
+A gradient scaler makes such steps on purpose. What they leave in memory that a DDP keeps must not return: NaN and
 infinity survive sums and products with 0, so that whoever does not write zeros has them in a later step.
 """
 
@@ -30,7 +30,7 @@ BRANCHES = ("alternating", "by_rank", "both", "one")
 
 
 class Branches(nn.Module):
-    """Two branches, of which a forward uses those that it is told to, and layers that every forward uses."""
+    """Two branches, of which a forward uses those in `branches`, and layers that every forward uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Kinds(nn.Module):
                 self.register_parameter(f"{dtype} {kind}", nn.Parameter(stored.permute(back)))
 
     def forward(self, turn: RankStep) -> Tensor:
-        """Return a scalar whose gradients are integers that tell the rank, the step and the place."""
+        """Return a scalar whose gradients are integers that differ by rank, step and place."""
         total = torch.zeros((), dtype=torch.float64, device=turn.device)
         for name, parameter in self.named_parameters():
             factors = _integers(turn, name, parameter)

@@ -292,7 +292,7 @@ def _local_hooks() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, alone, alone | VIEW, STATIC, unused, unused | VIEW, local, local | VIEW)
     for moment in MOMENTS_OF_HOOKS:
         for kind in each("kind", KINDS_OF_HOOKS):
-            # How a reducer is told of what a tensor hook returns does not depend on its options.
+            # What a tensor hook returns reaches the reducer in one way, whatever its options.
             tried = ways[:1] if kind.slug == "returns" else ways
             yield from _grid("GRAD-39", moment, "local_hooks", 2, kind, tried, arguments={"moment": moment})
 

@@ -47,7 +47,7 @@ def _large(rank: int) -> Tensor:
 
 
 def _zeros(rank: int) -> Tensor:
-    """Return a rank's gradient of zeros that are negative on all ranks, on one or on none, or that come of a sum."""
+    """Return a rank's gradient of zeros that are negative on all ranks, on one or on none, or that a sum gives."""
     first = 1.0 if rank == 0 else -1.0 if rank == 1 else 0.0
     return torch.tensor([-0.0, math.copysign(0.0, first), 0.0, 12 * first, -0.0, 12.0])
 

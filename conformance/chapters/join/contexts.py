@@ -43,8 +43,8 @@ class Marked(nn.Module):
 def uneven_buffers(ctx: RankContext) -> None:
     """Train `Marked` by an `UnevenPlan` with one context. All ranks run it.
 
-    Observes for each step `found`, the (rank, step) that the buffer came from; `final/mark`, and for both whether all
-    ranks hold the same.
+    Observes for each step `found`, the (rank, step) that wrote the buffer; `final/mark`, and for both whether all ranks
+    hold the same.
     """
     plan = UnevenPlan.of(ctx.scenario)
     module = Marked().to(ctx.device)
@@ -196,7 +196,7 @@ def shared_join(ctx: RankContext) -> None:
     """Train on uneven inputs under one `Join` over the joinables that argument `joinables` lists: "ddp" or "counter".
 
     Observes the gradients of every wrapped module, `step<k>/model<i>/grad/<name>`, and of every counter `counter<i>`:
-    its count, how often its main hook ran, whether the context told it that it joined last, and the context's keyword
+    its count, how often its main hook ran, whether the context reported that it joined last, and the context's keyword
     arguments. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)

@@ -41,7 +41,7 @@ def EndsWithOwnModel(ddp: TorchDDP, sync_final_model: Call, is_last_joiner: bool
 
 @replaces(TorchDDP, "_find_common_rank")
 def JoinBuffersOfRank0(ddp: TorchDDP, find_common_rank: Call, input_rank: int, rank_cond: bool) -> int:
-    """BUG: inside a join context buffers come from rank 0 although it may have joined."""
+    """BUG: inside a join context buffers are copied from rank 0 although it may have joined."""
     find_common_rank(input_rank, rank_cond)
     return 0
 
@@ -95,7 +95,7 @@ class _Swallowing(Join):
 
 
 class SwallowsExceptions(_OwnContext):
-    """BUG: an exception inside a join context does not come out of it."""
+    """BUG: an exception inside a join context does not leave it."""
 
     context = _Swallowing
 
@@ -151,7 +151,7 @@ class _NeverRebuilds:
 
 @replaces(TorchDDP, "_get_ddp_logging_data")
 def LogsNoJoin(ddp: TorchDDP, get_ddp_logging_data: Call) -> Any:
-    """BUG: the logging data does not tell that a join context was used."""
+    """BUG: the logging data does not report that a join context was used."""
     return {key: value for key, value in get_ddp_logging_data().items() if key != "join_uneven_inputs"}
 
 
@@ -184,7 +184,7 @@ class _Staying(UnevenInputs):
 
 @replaces(Ours, "join")
 def StaysInItsContext(ddp: Ours, join: Call, /, *args: Any, **kwargs: Any) -> UnevenInputs:
-    """BUG: a rank that hears at the end of a context of its early termination stays in the context."""
+    """BUG: a rank that a context terminates early, at its end, stays in the context."""
     context: UnevenInputs = join(*args, **kwargs)
     context.__class__ = _Staying
     return context

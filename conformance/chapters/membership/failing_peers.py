@@ -20,9 +20,9 @@ from conformance.programs.bare_group import bare_group
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
-#: The step in which the last rank fails, counted from 0. Where branches differ, no step comes to its end.
+#: The step in which the last rank fails, counted from 0. Where branches differ, no step ends.
 FAILING_STEP = 2
-#: Longer than a busy machine keeps a rank waiting, which would raise in a step that everybody comes to.
+#: Longer than a busy machine keeps a rank waiting, which would raise in a step that every rank runs.
 _TIMEOUT = timedelta(seconds=4)
 
 
@@ -193,9 +193,9 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     place, last = scenario.arguments["place"], scenario.world_size - 1
     others = range(last)
     if place == "branches":
-        told = ("left.weight", "left.bias", "right.weight", "right.bias")
-        facts = {rank: {"raised": Raises(("RuntimeError",), (*told, f"rank {last}"))} for rank in others}
-        return {**facts, last: {"raised": Raises(("RuntimeError",), (*told, "rank 0"))}}
+        named = ("left.weight", "left.bias", "right.weight", "right.bias")
+        facts = {rank: {"raised": Raises(("RuntimeError",), (*named, f"rank {last}"))} for rank in others}
+        return {**facts, last: {"raised": Raises(("RuntimeError",), (*named, "rank 0"))}}
     step = f"step {FAILING_STEP}"
     if place == "skipped" or scenario.arguments.get("no_store"):
         waits = Raises(("RuntimeError",), (step, "last."))

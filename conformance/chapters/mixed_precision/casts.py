@@ -187,7 +187,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     asked: dict[str, Callable[[], dict[str, Any]]] = {
         "cast": lambda: {"cast": cast},
         "order": lambda: {"order": read},
-        # While forward runs, a backward that will come may need any copy.
+        # While forward runs, a later backward may need any copy.
         "kept": lambda: {"left": [], **({"kept": []} if scenario.arguments.get("evaluates") else {})},
         "beside": lambda: {
             "beside": Satisfies(f"{len(read)} casts, before the first product", is_at_least, (len(read),)),

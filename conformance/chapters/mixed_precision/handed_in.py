@@ -13,7 +13,7 @@ from conformance.programs import RankContext, program, rank_step
 from conformance.programs.calls import CALLS, CONTAINERS, PLACES, WIDTH, Receiver, parts
 from conformance.scenario import Scenario
 
-#: Each container in each place, but for objects of a class that no DDP knows: their tensors may stay as they are.
+#: Each container in each place, but for objects of a class that no DDP looks into: their tensors may stay as they are.
 _CALLS = tuple((place, container) for place, container in CALLS if container != "object")
 
 

@@ -1,7 +1,7 @@
 """Program `company`: wrappers beside wrappers and beside the user's collectives; its truth is itself on `PlainDDP`.
 
 Its arguments are axes (`Company`), which `grid.py` crosses. What a DDP communicates must not depend on what this rank
-uses, on when its gradients come or on what it has communicated before: else it meets what stands beside it.
+uses, on when its gradients arrive or on what it has communicated before: else its collectives meet others.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class _Training:
         return losses
 
     def _penalty(self, uses: Sequence[Uses]) -> Tensor:
-        """Return what weights of unused branches cost: autograd comes to them before it comes to a wrapper's output."""
+        """Return what weights of unused branches cost: autograd reaches them before it reaches a wrapper's output."""
         sums = [
             branch.get_parameter("weight").sum()
             for tower, used_of in zip(self._towers, uses, strict=True)

@@ -52,7 +52,7 @@ def _train(ctx: RankContext, groups: Sequence[Any], joins_from: int, *, copied: 
         if turn.step >= joins_from and (ctx.rank == 0 or copied):
             turn.backward(sum(losses[1:], losses[0]))
         else:
-            # As one backward comes to them: what forward has run last is first. In rings there is no such order.
+            # In the order of one backward: what forward has run last is first. In rings there is no such order.
             for loss in losses if ctx.arguments["groups"] == "rings" else reversed(losses):
                 turn.backward(loss)
 

@@ -58,7 +58,7 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `beside`, whether another wrapper's backward comes before, and each step has more messages than the last; `hook`,
+    `beside`, whether another wrapper's backward precedes, and each step has more messages than the last; `hook`,
     "ready" for torch's comm hook that averages, "written" for one of the user's; `late`, whether the first wrapper
     trains a step before the others are built. Observes the gradients of every step and the user's sums. All ranks run
     it.

@@ -148,7 +148,7 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
 def _local_of_another() -> Iterator[Scenario]:
     """Local backwards of two wrappers with a layer in common, between a synchronised forward and its backward.
 
-    In the local forward some ranks use nothing of the first wrapper: only the second tells them that it is local.
+    In the local forward some ranks use nothing of the first wrapper: they learn from the second alone that it is local.
     """
     for idle in ("by_turns", "rank_0"):
         for how in ("whole", "exception", "nested"):
@@ -166,7 +166,7 @@ def _local_of_another() -> Iterator[Scenario]:
 
 
 def _views_returned() -> Iterator[Scenario]:
-    """Yield forwards that return views, which come to the backward by another node than what has the mark."""
+    """Yield forwards that return views, which the backward reaches by another node than the marked one."""
     local = (Action("no_sync", "whole"), Action("forward", "plain"), Action("backward", "together"))
     for when in ("rank_0_later", "not_rank_0"):
         beside = Training((Block("complex", when=when),), actions=local, beside=Beside())
@@ -234,7 +234,7 @@ def _features() -> Iterator[Scenario]:
 
 
 def _begun_apart() -> Iterator[Scenario]:
-    """Backwards that come to the wrappers in another order on each rank, that one rank probes, or that run twice."""
+    """Backwards that reach the wrappers in another order on each rank, that one rank probes, or that run twice."""
     backwards = each("backward", BACKWARDS)
     always = _PAIR | _SEARCHING
     for order in each("order", ORDERS):

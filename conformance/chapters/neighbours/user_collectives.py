@@ -70,7 +70,7 @@ def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class User:
-    """What one rank's user communicates in one training; `seen` is what came of it, by step."""
+    """What one rank's user communicates in one training; `seen` are the results of the step."""
 
     def __init__(
         self, place: str, layer: int, group: dist.ProcessGroup, own_group: dist.ProcessGroup | None, like: Tensor

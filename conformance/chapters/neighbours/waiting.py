@@ -1,4 +1,4 @@
-"""Program `waiting_beside`: a wrapper awaits a backward, and one of another wrapper comes to what the two share."""
+"""Program `waiting_beside`: a wrapper awaits a backward, and another wrapper's backward reaches what the two share."""
 
 import contextlib
 from typing import Any

@@ -66,12 +66,12 @@ def hooked_parameters(ctx: RankContext) -> None:
     """Train with the hooks that argument `hook` names on every parameter, put there `order` wrapping. All ranks run it.
 
     Observes `answers`, the texts of the warnings about hooks, and, if the hooks step nothing, `step<k>/grad/<name>`.
-    Does not apply on devices where the hooks come after the DDP's and find a bucket's memory in `.grad`: on the stream
+    Does not apply on devices where the hooks run after the DDP's and find a bucket's memory in `.grad`: on the stream
     that they run on nothing waits for the collective, which is the user's race and no DDP's.
     """
     in_flight = ctx.arguments["order"] == "after" and ctx.scenario.options.get("gradient_as_bucket_view")
     if in_flight and ctx.device.type != "cpu":
-        ctx.unsupported("hooks that come after the DDP's would read buckets in flight")
+        ctx.unsupported("hooks that run after the DDP's would read buckets in flight")
     module = with_integer_weights(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), ctx.scenario.seed)
     module.to(ctx.device)
     make = HOOKS[ctx.arguments["hook"]]
@@ -88,13 +88,13 @@ def hooked_parameters(ctx: RankContext) -> None:
         if ctx.arguments["order"] == "after":
             put()
         facts = run_steps(ctx, module, model, _ordinary, NUM_STEPS)
-    told: Any = Satisfies("one warning, which names '0.weight'", _is_one_warning, ("0.weight",))
+    answer: Any = Satisfies("one warning, which names '0.weight'", _is_one_warning, ("0.weight",))
     if ctx.arguments["hook"] == "reads":
-        told = []
+        answer = []
         for name, value in facts.items():
             ctx.observe(name, value)
     texts = [str(each.message) for each in caught]
-    ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=told)
+    ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=answer)
 
 
 def _is_one_warning(got: Any, name: str) -> bool:

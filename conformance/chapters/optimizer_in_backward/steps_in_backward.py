@@ -104,8 +104,8 @@ def optimizer_in_backward(ctx: RankContext) -> None:
     Arguments: `optimizers` and `steps` as above; `after` wraps first and gives optimizers then; `hook` averages with a
     comm hook; `keep_gradients` sets torch's environment variable that keeps gradients; `ignored` as for `train`;
     `halve_rates` after every step; `may_refuse`: everything is one fact `outcome`, which may be an exception.
-    `watch` names a parameter of the branch whose gradients come last: when its gradient is computed, the program counts
-    the gradients that are alive (`step<k>/live`) and the optimizers that have stepped (`step<k>/stepped`).
+    `watch` names a parameter of the branch whose gradients arrive last: when its gradient is computed, the program
+    counts the gradients that are alive (`step<k>/live`) and the optimizers that have stepped (`step<k>/stepped`).
     Observes after each micro-batch gradients and parameters, and after each step `num_steps` by parameter.
     All ranks run it.
     """

@@ -149,10 +149,6 @@ class Kit(nn.Module):
         return torch.cat(columns, dim=1)
 
 
-def _build(scenario: Scenario, course: Course) -> Kit:
-    return with_small_weights(Kit(course), scenario.seed)
-
-
 def _backward(course: Course, model: nn.Module, turn: RankStep, micro: int) -> None:
     inputs = small_inputs(turn, 1, 2, micro=micro)
     rows = torch.tensor([(turn.rank + turn.step + micro) % _ROWS]).to(turn.device)
@@ -217,7 +213,7 @@ class _Run:
 
     def train(self) -> None:
         ctx, course = self.ctx, self.course
-        self.module = module = _build(ctx.scenario, course).to(ctx.device)
+        self.module = module = with_small_weights(Kit(course), ctx.scenario.seed).to(ctx.device)
         module._ddp_params_and_buffers_to_ignore = _ignored(course)  # type: ignore[assignment]
         optimizer = None
         if "optimizer_in_backward" in course:

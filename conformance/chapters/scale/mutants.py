@@ -27,7 +27,7 @@ def MasksSixtyFourParameters(reduction: Reduction, hand_out: Call, bucket: Bucke
 
 @replaces(Reduction, "used")
 def TellsTheUseOfSixtyFour(reduction: Reduction, call: Call, used_before: Collection[int] = ()) -> list[bool]:
-    """BUG: ranks tell each other of 64 parameters whether they use them; all others count as used."""
+    """BUG: ranks exchange of 64 parameters whether they use them; all others count as used."""
     return [used or index >= 64 for index, used in enumerate(call(used_before))]
 
 
@@ -82,7 +82,7 @@ def SendsTwentyThreeBits(reduction: Reduction, start: Call, bucket: Bucket, buff
 
 @replaces(Reduction, "hand_out")
 def TakesSmallAveragesForNoise(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-    """BUG: averages below 1e-8 come out as zero."""
+    """BUG: averages below 1e-8 become zero."""
     if not bucket.sparse and buffer.is_floating_point():
         buffer[buffer.abs() < 1e-8] = 0
     hand_out(bucket, buffer, used)
@@ -120,7 +120,7 @@ def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
 
 @replaces(Ours, "synchronise_state")
 def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
-    """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
+    """BUG: state goes to the backend in its own dtype, also where the backend does not support it."""
     all_dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     with mock.patch("ddp_impl.wire.collectives.SENT_AS_THEY_ARE", all_dtypes):
         synchronise_state(with_buffers, group_src)

@@ -75,7 +75,7 @@ def note(wrong: list[str], sentence: str, instead: Callable[[], str]) -> None:
 
 
 def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, own: Mapping[int, Tensor]) -> str:
-    """Return what wrong tensor `name` of this rank is instead, as far as the rank can tell; empty if it cannot.
+    """Return what wrong tensor `name` of this rank is instead, as far as the rank can find out; empty if it cannot.
 
     `own` are the ranks' values before they communicated. Where this rank still has its own, so do the others.
     """

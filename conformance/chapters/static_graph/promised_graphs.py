@@ -275,7 +275,7 @@ NUM_USED = 6
 
 
 class Spare(nn.Module):
-    """Vectors used in the order of registration, of which those that come last, `spare` of them, are never used."""
+    """Vectors used in the order of registration, of which the last `spare` are never used."""
 
     def __init__(self, num_used: int, spare: int) -> None:
         super().__init__()

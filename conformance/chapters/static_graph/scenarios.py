@@ -29,7 +29,7 @@ from conformance.scenario import Scenario, Step
 _grid = Grid("static_graph", ENDS_SOON | STATIC.named("") | Variant(needs=("static_graph",)))
 
 _VARIANTS = (PLAIN, VIEW, EACH_ALONE)
-#: Uses of program `outside_forward` in which a backward comes to no output of forward, before the one that does.
+#: Uses of program `outside_forward` in which a backward reaches no output of forward, before the one that does.
 _OUTSIDE_FIRST = ("penalty_backward_first", "penalties_backward_first", "body_backward_first")
 _NOT_PROMISED = options(static_graph=False)
 

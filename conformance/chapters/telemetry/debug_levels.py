@@ -111,7 +111,7 @@ def debugged_milestones(ctx: RankContext) -> None:
 
 @program("debugged_times", invariants=("leaves_no_trace",))
 def debugged_times(ctx: RankContext) -> None:
-    """Train three steps at debug level `level`; observe whether each of the four times is told on stderr (`told`).
+    """Train three steps at debug level `level`; observe `told`, whether stderr names each of the four times.
 
     All ranks run it.
     """
@@ -132,7 +132,7 @@ def _times(scenario: Scenario) -> Mapping[int, Facts]:
 def logged_milestones(ctx: RankContext) -> None:
     """Train three steps with TORCH_CPP_LOG_LEVEL=INFO in the environment and debug level OFF.
 
-    Observes `told`, whether stderr has an option of the wrapper, and speaks of buckets. All ranks run it.
+    Observes `told`, whether stderr names an option of the wrapper, and buckets. All ranks run it.
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     told_by_level = mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"})

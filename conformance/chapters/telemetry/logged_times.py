@@ -61,7 +61,7 @@ def _toil(units: int) -> int:
 
 
 class Layers(nn.Module):
-    """Two layers with work between them: the last layer's gradients come before it, the first layer's after it."""
+    """Two layers with work between them: the last layer's gradients precede it, the first layer's follow it."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ def logged_times(ctx: RankContext) -> None:
     `communication`, `overlap` and `moments`; with a pause also `without_pause`; and `averages`, how far the logged
     averages are from those of the logged times. All ranks run it.
 
-    Who counts a backward from the end of forward on is told by a pause, and by nothing else: a pause is longer than
-    what a busy machine adds at the end of a backward, where nobody counts. Without one a verdict would be luck.
+    Only a pause shows that a DDP counts a backward from the end of forward on: it is longer than what a busy machine
+    adds at the end of a backward, where no DDP counts. Without a pause the verdict would depend on chance.
     """
     clock = Clock(ctx.arguments["forward"], ctx.arguments["backward"])
     model: Any = ctx.wrap(Layers(clock).to(ctx.device))

@@ -33,7 +33,7 @@ class ShardedPlan:
     """How a sharded training goes; read from a scenario's `arguments`.
 
     `mesh` are the extents of the mesh; the last two are its rows (data parallelism) and the ranks of a row (tensor
-    parallelism). In every step of `num_steps` come `accumulate` backwards under `no_sync` and one that synchronises,
+    parallelism). Every step of `num_steps` has `accumulate` backwards under `no_sync` and one that synchronises,
     then gradients are clipped to the norm `clip` (if not 0) and the `optimizer` steps. `uses[k][row]` is the part of
     the model that the row uses in step k (the last entry holds for all later steps). `num_inputs[row]`: the number of
     steps for which the row has data; all rows then train in a join context. `hook` is the comm hook, "" for none.

@@ -120,7 +120,7 @@ def sharded_traffic(ctx: RankContext) -> None:
     """Train steps with and without DDP and compare the collectives of each group. All ranks run it.
 
     Observes for each step `elements`, the number of elements of gradients reduced over the rows, less those of the
-    local shards (0); `tensor_parallel`, collectives of the row's own group that came or went with DDP; `elsewhere`, the
+    local shards (0); `tensor_parallel`, collectives of the row's own group that DDP adds or removes; `elsewhere`, the
     groups used besides; and for later steps `buckets`, the elements of each gradient collective over the rows.
     """
     plan = ShardedPlan.of(ctx.scenario)

@@ -116,7 +116,7 @@ def _optimizers() -> Iterator[Scenario]:
 
 
 def _restarts() -> Iterator[Scenario]:
-    """Take a checkpoint in the middle of an epoch; the truth knows nothing of it."""
+    """Take a checkpoint in the middle of an epoch; the truth has none."""
     for requirement, restart in (("TRAIN-11", "every_rank"), ("TRAIN-12", "rank_0")):
         digits = arguments("adam", restart=restart, restart_after=11, optimizer="adam")
         yield from _training(requirement, "", "cnn", (1, 2, 4), _DIGITS, _SHORT, digits)

@@ -28,7 +28,7 @@ from ddp_impl.compile.who_averages import Reduction
 @replaces(TorchDDP, "_inside_ddp_forward")
 @contextlib.contextmanager
 def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
-    """BUG: the compiler is not told where buckets end, so that no reduction begins before the backward is over."""
+    """BUG: the compiler does not learn where buckets end, so that no reduction begins before the backward is over."""
     yield
 
 

@@ -141,7 +141,7 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
 
 @replaces(CompiledCalls, "forget_answer")
 def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
-    """BUG: a rank that comes back to a group takes it that the others remember, too, whether all have one graph."""
+    """BUG: a rank that returns to a group assumes that the others remember, too, whether all have one graph."""
 
 
 @replaces(Reduction, "last_gradient_ends_it")
