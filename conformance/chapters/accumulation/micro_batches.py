@@ -91,7 +91,7 @@ def accumulation(ctx: RankContext) -> None:
 
 
 def moves_gradients(collective: Collective, module: nn.Module) -> bool:
-    """Whether a collective can hold what a rank sends of its gradients, in whatever phase and as whatever dtype.
+    """Whether a collective can hold what a rank sends of its gradients, in any phase and dtype.
 
     The module has no buffers and issues nothing itself. Numbers that are not floating are small agreements, unless they
     take as many bytes as the gradients.

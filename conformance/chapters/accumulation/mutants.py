@@ -30,7 +30,7 @@ def ReducesInsideNoSync(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
 
 
 class GathersInsideNoSync(ActsAfterBackward):
-    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where nobody uses the result."""
+    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where the result is not used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -100,7 +100,7 @@ def PlansByOwnOrder(planning: BucketPlanning, rebuild: Call) -> None:
 
 @replaces(Reducer, "launch_full_buckets")
 def LaunchesWhatIsFull(reducer: Reducer, launch_full_buckets: Call) -> None:
-    """BUG: a bucket is reduced as soon as it is full, in whatever order that happens on this rank."""
+    """BUG: a bucket is reduced as soon as it is full, in the order in which that happens on this rank."""
     now = reducer.reduction.iteration
     full = now.full.difference(now.launched)
     others = [index for index in now.launch_order if index not in full and index not in now.launched]

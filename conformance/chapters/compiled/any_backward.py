@@ -1,4 +1,4 @@
-"""Program `any_backward`: a way to run a backward, with something in `.grad` and somebody who looks on."""
+"""Program `any_backward`: a way to run a backward, with something in `.grad` and hooks that observe it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -129,7 +129,7 @@ class OwnSequence(nn.Sequential):
 
 
 class _CompiledFunction:
-    """A compiled function that calls a wrapped module; whatever else is asked for, the wrapped module answers."""
+    """A compiled function that calls a wrapped module; the wrapped module answers for every other attribute."""
 
     def __init__(self, model: nn.Module, compile_: Callable[..., Any]) -> None:
         self.model = model

@@ -21,7 +21,7 @@ _WIDTHS = ((3, 4), (4, 2))
 
 
 class Half(nn.Module):
-    """One of the two modules: a layer that takes inputs of whatever dtype and answers in its own."""
+    """One of the two modules: a layer that takes inputs of any dtype and answers in its own."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()

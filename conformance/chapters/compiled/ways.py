@@ -137,7 +137,7 @@ INSIDE: Mapping[str, Callable[[Row, _Keywords], None]] = {
 def _regions(module: Any, keywords: _Keywords) -> Any:
     """Return a copy of `module` with each block of a list compiled, and each part that is in no list and holds none.
 
-    It is as accelerate's regional compilation: whatever lies around the blocks is copied, the wrapper too if it was
+    It is as accelerate's regional compilation: all modules around the blocks are copied, the wrapper too if it was
     there before, and shares all but its parts with what it is a copy of. Nothing keeps the latter.
     """
     if isinstance(module, nn.ModuleList):

@@ -125,7 +125,7 @@ def TakesNegativeCaps(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 
 @replaces(Ours, "__init__")
 def SaysNothingOfLazyParameters(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: an uninitialised parameter is reported by whatever reads it first, in its words."""
+    """BUG: an uninitialised parameter is reported by the code that reads it first, in its words."""
     try:
         init(*args, **kwargs)
     except RuntimeError as error:
@@ -302,7 +302,7 @@ def AsksTwice(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
 
 @replaces(Ours, "load_state_dict")
 def NeverStrict(ddp: Ours, load_state_dict: Call, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-    """BUG: load_state_dict accepts whatever names there are."""
+    """BUG: load_state_dict accepts any names."""
     return load_state_dict(state_dict, strict=False, assign=assign)
 
 
@@ -450,7 +450,7 @@ def ChangesErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> A
 
 
 class TakesMarkedForAveraged(Ours):
-    """BUG: parameters are marked as averaged, and whoever wraps them after that wrapper is gone averages nothing."""
+    """BUG: parameters are marked as averaged, and a later wrapper of them averages nothing."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         parameters = list(module.parameters()) if isinstance(module, nn.Module) else []

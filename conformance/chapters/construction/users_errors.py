@@ -158,7 +158,7 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
     module.error, before = error, _looks(error)
     got = _caught(lambda: _in_mode(ctx, model, rank_step(ctx, 1)))
     if isinstance(got, ENDINGS) and got is not error:
-        raise got  # somebody else ends this process
+        raise got  # something else ends this process
     module.error = None
     ctx.observe(f"{name}/caught", _report(got, error, before), must=AS_IT_WAS)
     model.train()

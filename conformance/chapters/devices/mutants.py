@@ -81,7 +81,7 @@ def TellsOthersOnTheDevice(expectation: Some, forecast: Call, coming: Sequence[b
 
 @replaces(Ours, "__init__")
 def LaunchesAtTheEnd(ddp: Ours, init: Call, module: nn.Module, **options: Any) -> None:
-    """BUG: all gradients are put into one bucket, which nothing overlaps with, whatever cap the user asks for."""
+    """BUG: all gradients are put into one bucket, which nothing overlaps with, whatever cap is asked for."""
     init(module, **{**options, "bucket_cap_mb": 1000})
 
 
@@ -129,7 +129,7 @@ def LetsGoInFlight(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
 
 @replaces(Reduction, "finalize_buckets")
 def HandsOutOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
-    """BUG: averages are copied to the gradients under a stream of the DDP's own, for which nobody waits."""
+    """BUG: averages are copied to the gradients under a stream of the DDP's own, for which no other stream waits."""
     with _behind(reduction.device):
         hand_out_averages()
 
@@ -261,7 +261,7 @@ def SynchronisesBeforeCasts(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "finalize_buckets")
 def StepsOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
-    """BUG: optimizers in backward step under a stream of the DDP's own, for which nobody waits."""
+    """BUG: optimizers in backward step under a stream of the DDP's own, for which no other stream waits."""
     if not reduction.steps_optimizers:
         hand_out_averages()
         return
@@ -279,7 +279,7 @@ def StepsOnTheHost(reduction: Reduction, hand_out_averages: Call) -> None:
 
 @replaces(Ours, "forward")
 def ForgetsBufferFutures(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: the futures that a buffer comm hook returns are waited for by nobody."""
+    """BUG: the futures that a buffer comm hook returns are never waited for."""
     output = forward(*inputs, **kwargs)
     ddp.reducer.reduction.post_backward_futures.clear()
     return output
@@ -302,7 +302,7 @@ def WaitsForHooksOnTheHost(reduction: Reduction, wait_for: Call, bucket: Bucket)
 
 @replaces(Reduction, "send")
 def KeepsABucketEachStep(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
-    """BUG: a copy of each bucket is kept for a statistic, and nobody ever drops it."""
+    """BUG: a copy of each bucket is kept for a statistic, and never dropped."""
     reduction.__dict__.setdefault("kept", []).append(buffer.clone())
     start(bucket, buffer)
 
@@ -399,7 +399,7 @@ def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -
 
 @replaces(Ours, "synchronise_state")
 def BroadcastsOnAnotherStream(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
-    """BUG: construction copies rank 0's parameters under a stream of the DDP's own, for which nobody waits."""
+    """BUG: construction copies rank 0's parameters under a stream of the DDP's own, for which no other stream waits."""
     with _behind(ddp.device):
         synchronise_state(with_buffers, group_src)
 

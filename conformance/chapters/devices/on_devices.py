@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 class Placed(nn.Module):
     """Two layers, each on a device of its own, and a buffer on the host or on the first layer's device.
 
-    It takes inputs wherever they are, and keeps in `came` on which devices it has seen them.
+    It takes inputs on any device, and keeps in `came` on which devices it has seen them.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Program `on_streams`: a few steps on streams of the user's choice, with nobody waiting for the device in between.
+"""Program `on_streams`: a few steps on streams of the user's choice, without a wait for the device in between.
 
-Inputs and losses are on the device before the first step, and facts are read after the last one: whatever waits for the
-device in a step is the DDP. A device that finds races reports those of every scenario by itself.
+Inputs and losses are on the device before the first step, and facts are read after the last one: every wait for the
+device in a step is the DDP's. A device that finds races reports those of every scenario by itself.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ def _wait_only(work: Any, *_: Any) -> None:
 
 @contextlib.contextmanager
 def _believing(finished: Callable[..., None] = _wait_only) -> Iterator[None]:
-    """Let `finished` stand for the door through which everybody goes who waits for a collective."""
+    """Let `finished` stand for the function that every wait for a collective calls."""
     with mock.patch.object(collectives, "finished", finished):
         yield
 

@@ -26,7 +26,7 @@ def ForgetsABucket(reducer: Reducer, finalize_by_hand: Call) -> None:
 
 @replaces(Reducer, "all_have_sent", "finalize_by_hand")
 def FinalizesAtOnce(reducer: Reducer, replaced: Call) -> None:
-    """BUG: gradients are final when backward returns, whoever is to finalize."""
+    """BUG: gradients are final when backward returns, even if the user is to finalize them."""
     if replaced.__name__ == "all_have_sent" and reducer.reduction.iteration.enter(Event.ALL_SENT):
         reducer.finalize()
 

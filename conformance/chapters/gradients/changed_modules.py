@@ -125,7 +125,7 @@ def _grow_leaf(module: Any) -> None:
 
 @dataclass(frozen=True)
 class _Change:
-    """What the user does to the module, and the parameter that nobody averages afterwards."""
+    """What the user does to the module, and the parameter that is not averaged afterwards."""
 
     make: Callable[[Any], None]
     names: str
@@ -207,7 +207,7 @@ def _module(scenario: Scenario) -> Any:
 def unknown_parameters(ctx: RankContext) -> None:
     """Train `steps_before` steps, make the change that argument `change` names, and train two more. All ranks run it.
 
-    The ranks in argument `frozen_on` freeze the parameter that nobody averages now. Observes `answers`: the texts of
+    The ranks in argument `frozen_on` freeze the parameter that is not averaged now. Observes `answers`: the texts of
     the warnings and of the exception.
     """
     module = _module(ctx.scenario).to(ctx.device)

@@ -1,4 +1,4 @@
-"""Program `backward_without_wrapper`: nobody holds the wrapper any longer when the backward of its output runs."""
+"""Program `backward_without_wrapper`: the wrapper has been dropped when the backward of its output runs."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Program `overflowed_step`: a step whose gradients overflow, which the user skips, and the steps after it.
 
 A gradient scaler makes such steps on purpose. What they leave in memory that a DDP keeps must not return: NaN and
-infinity survive sums and products with 0, so that whoever does not write zeros has them in a later step.
+infinity survive sums and products with 0, so that a DDP that does not write zeros has them in a later step.
 """
 
 import contextlib

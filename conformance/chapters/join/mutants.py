@@ -125,7 +125,7 @@ def JoinedRanksKeepFirstBuckets(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -
 
 @as_part
 class JoinsWithOldMemory(Reduction):
-    """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
+    """BUG: ranks without data contribute memory that was never written, which is zero by luck."""
 
     _is_idle = False
 
@@ -157,7 +157,7 @@ def LogsNoJoin(ddp: TorchDDP, get_ddp_logging_data: Call) -> Any:
 
 @replaces(TorchDDP, "join_process_group")
 def JoinsAnyGroup(ddp: TorchDDP, join_process_group: Call) -> Any:
-    """BUG: whatever its process group, it says to a join context that it is the default group."""
+    """BUG: whatever its process group, it reports the default group to a join context."""
     return dist.group.WORLD
 
 

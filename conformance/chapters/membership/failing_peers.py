@@ -55,7 +55,7 @@ def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
     try:
         yield bare_group(ctx, group) if ctx.arguments.get("no_store") else group
     finally:
-        dist.barrier(group=ctx.process_group)  # nobody leaves before all have failed
+        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
         dist.destroy_process_group(group)
 
 

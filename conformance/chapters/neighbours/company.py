@@ -53,7 +53,7 @@ class Company:
     by the weights of branches that forward does not use; behind "forward_more", one that one rank alone runs of the
     last tower and drops; or of "either" of two forwards, which depends on the rank. `order`: ranks run their wrappers'
     forwards in the same order or, once no forward communicates, not. `unlike`: each tower but the first has one more
-    parameter, which nobody uses, so that what wrappers exchange has different sizes.
+    parameter, which no rank uses, so that what wrappers exchange has different sizes.
     """
 
     layout: str = "side_by_side"

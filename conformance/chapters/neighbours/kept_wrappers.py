@@ -14,7 +14,7 @@ _WIDTH = 3
 _NUM_STEPS = 3
 
 #: Which wrappers one rank keeps: one of another module, that trains no more, those of the module that all train, or a
-#: copy of one of these, which nobody else has made.
+#: copy of one of these, which no other code has made.
 KEPT = ("another", "earlier", "copy")
 
 

@@ -288,7 +288,7 @@ def MarksBesideOthersOnly(ddp: Ours, post_forward: Call, output: Any) -> Any:
 
 @replaces(ParameterWatch, "is_stranger")
 def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
-    """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
+    """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or no wrapper's."""
     with mock.patch.object(watch, "is_averaged", return_value=False):
         return bool(is_stranger(name, parameter))
 

@@ -113,7 +113,7 @@ def IgnoresFusedOptimizers(
 
 @replaces(Reducer, "watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
-    """BUG: nobody says that hooks of the user stepped on local gradients."""
+    """BUG: no warning says that hooks of the user stepped on local gradients."""
     watch_backward()
     reducer.reduction.user_hooks.hooked = []
 

@@ -106,7 +106,7 @@ def _accumulating() -> Iterator[Scenario]:
         searching = UNUSED.named("") | way
         yield from _train("OPTIM-10", "by-rank", (2, 3), searching, _MOMENTUM, steps=by_rank)
         yield from _train("OPTIM-10", "nobody", 2, searching, steps=[[["a b"]]] * 3, optimizers={"*": ["adamw"]})
-    # What the user has put into the gradient of a parameter that nobody uses is no average.
+    # What the user has put into the gradient of a parameter that no rank uses is no average.
     actions = (Action("forward", "eval_mode"), Action("gradients", "set"), Action("backward", "together"))
     given = Training((Block("branch"),), actions=actions, optimizer="in_backward").to_json()
     for way in (PLAIN, VIEW, EACH_ALONE):

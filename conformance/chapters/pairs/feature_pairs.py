@@ -97,12 +97,12 @@ class Course:
 
         With an update of the group, rank 0 trains alone in between; with join, the last rank has one input more.
         """
-        everybody = list(range(self.world_size))
+        all_ranks = list(range(self.world_size))
         alone = [(2, [0], False)] if "update_process_group" in self else []
         joined = "join" in self
-        more = [(5, everybody[-1:], True)] if joined else []
+        more = [(5, all_ranks[-1:], True)] if joined else []
         return [
-            (0, everybody, False), (1, everybody, False), *alone, (3, everybody, joined), (4, everybody, joined), *more
+            (0, all_ranks, False), (1, all_ranks, False), *alone, (3, all_ranks, joined), (4, all_ranks, joined), *more
         ]  # fmt: skip
 
     @property

@@ -87,7 +87,7 @@ def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, ow
 
 
 def first_difference(expected: Tensor | None, got: Tensor | None) -> Difference | None:
-    """Return how a tensor on whatever device differs from the expected one; millions of equal elements are cheap."""
+    """Return how a tensor on any device differs from the expected one; millions of equal elements are cheap."""
     here = None if got is None else got.detach().cpu()
     if expected is not None and here is not None and expected.dtype == here.dtype and torch.equal(expected, here):
         return None

@@ -78,7 +78,7 @@ class _Uses:
         self.judged_step(number)
 
     def joined(self, number: int) -> None:
-        """Let rank 0 run out of data one step before the others; what it is left with then, nobody looks at."""
+        """Let rank 0 run out of data one step before the others; what it is left with then is not compared."""
         with self.model.join():
             self.judged_step(number)
             if self._ctx.rank:

@@ -264,7 +264,7 @@ def static_logging(ctx: RankContext) -> None:
     steps = range(len(ctx.arguments["uses"]))
     used = [[_uses(ctx.scenario, rank, step) for step in steps] for rank in range(ctx.world_size)]
     all_same = all(mine[0] == step for mine in used for step in mine)
-    # where it is promised already, nobody asks whether it could be
+    # where it is promised already, whether it could be is not asked
     must = {"static_graph": is_static, "can_set_static_graph": Anything() if is_static else all_same}
     for key, value in must.items():  # a number or a text; left out where it does not hold
         ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"), must=value)

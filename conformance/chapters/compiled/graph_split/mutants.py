@@ -75,7 +75,7 @@ class CompilesItsHooks(AutogradHooks):
     unmarked: CodeType | None = None
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
-        # Hooks of the same code, in a code object that nobody has marked as none to capture.
+        # Hooks of the same code, in a code object that is not marked as none to capture.
         marked: Any = super().counting(index)
         self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
         return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)
