@@ -146,7 +146,7 @@ def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterab
 
 @replaces(Reducer, "forward_was_local")
 def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: Iterable[Tensor]) -> None:
-    """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
+    """BUG: a backward that raised stays the current one: it takes the gradients of the next one, a local one, too."""
     on_backward = reducer.hooks.on_backward
 
     def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object) -> bool:

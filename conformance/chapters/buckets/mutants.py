@@ -53,7 +53,7 @@ class _OneKind(BucketPlanning):
 
 @replaces(BucketPlanning, "rebuild")
 def AlternatesBuckets(planning: BucketPlanning, rebuild: Call) -> None:
-    """BUG: buckets are planned anew in every iteration, by the order of gradients and then by its reverse."""
+    """BUG: buckets are planned again in every iteration, by the order of gradients and then by its reverse."""
     rebuild()
     planning.reduction.learnt.has_rebuilt_buckets = False
     planning.reduction.arrivals.order.reverse()
@@ -82,7 +82,7 @@ def NeverRebuilds(planning: BucketPlanning, rebuild: Call) -> None:
 
 @replaces(Reducer, "prepare_for_forward")
 def RebuildsEveryStep(reducer: Reducer, prepare_for_forward: Call) -> None:
-    """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
+    """BUG: buckets are planned again, and agreed on, in every iteration: when its forward begins."""
     learnt = reducer.reduction.learnt
     if learnt.has_rebuilt_buckets:
         learnt.has_rebuilt_buckets = False

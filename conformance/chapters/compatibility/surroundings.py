@@ -128,7 +128,7 @@ def dropped_wrapper(ctx: RankContext) -> None:
     All ranks run it.
     """
     parameters = {name: weakref.ref(one) for name, one in _trained_parameters(ctx)}
-    # A thread of autograd's own, which a device has, lets go of a backward at the latest when it runs another one.
+    # A thread of autograd's own, which a device has, drops a backward at the latest when it runs another one.
     torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
     gc.collect()
     alive = {name: one for name, reference in parameters.items() if (one := reference()) is not None}

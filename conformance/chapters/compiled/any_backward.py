@@ -173,7 +173,7 @@ def _zero(turn: _Turn) -> None:
         parameter.grad = torch.zeros_like(parameter)
 
 
-#: What stands in `.grad` before.
+#: What `.grad` holds before.
 STATES: Mapping[str, Callable[[_Turn], None]] = {
     "none": lambda turn: _set(turn, ()),
     "zeros": _zero,

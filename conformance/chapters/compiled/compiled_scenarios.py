@@ -81,7 +81,7 @@ class CompiledScenarios:
         yield from self.compiled(requirement, f"{len(phases)}-phases", "membership", worlds, **given)
 
     def backwards(self, requirement: str) -> Iterator[Scenario]:
-        """Yield all ways to run a backward, all hooks, and what stands in `.grad`, for what is compiled in any way."""
+        """Yield all ways to run a backward, all hooks, and what `.grad` holds, for what is compiled in any way."""
         once, nobody = arguments(backward="once"), arguments(hook="nobody")
         empty, own = each("state", ["none", "own"])
         run, states, hooks = (

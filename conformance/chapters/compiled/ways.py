@@ -24,7 +24,7 @@ from conformance.truth.steps import simulate_steps
 
 _WIDTH = 3
 _NUM_LAYERS = 4
-#: More than torch compiles a function anew for, so that a way that compiles in every step is found out.
+#: More than torch recompiles a function for, so that a way that compiles in every step is found out.
 _NUM_STEPS = 20
 #: How many steps are compared with the truth. After them nothing may be compiled any more: buckets are as they stay,
 #: and batches have had two sizes.

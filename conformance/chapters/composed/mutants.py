@@ -59,7 +59,7 @@ def KeepsDroppedGradients(reduction: Reduction, forget_dropped: Call) -> None:
 
 @replaces(Reducer, "check_finished")
 def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
+    """BUG: a rank whose backward raised before its first gradient continues, also if another's raised later."""
     reducer.raised_early = False
     check_finished()
 

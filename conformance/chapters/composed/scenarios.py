@@ -73,7 +73,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         VIEW,
     ),
-    # On rank 0 alone the data of a parameter are laid out anew.
+    # On rank 0 alone the data of a parameter are laid out again.
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), PLAIN),
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), VIEW),
     (Training((Block(),), actions=(Action("relayout", "rank_0"), Action("copy", "pickle"))), PLAIN),

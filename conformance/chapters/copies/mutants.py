@@ -60,7 +60,7 @@ def CopiesAnyGroup(ddp: Ours, getstate: Call) -> Any:
 
 @replaces(Ours, "__setstate__")
 def CopyForgetsHook(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
-    """BUG: a copy averages by itself where the original has a comm hook."""
+    """BUG: a copy averages without a hook where the original has a comm hook."""
     setstate({**state, "_comm_hook": None})
 
 

@@ -1,6 +1,6 @@
-"""Program `dropped_backward`: a forward begins while threads of autograd have not let go of a backward that raised.
+"""Program `dropped_backward`: a forward begins while threads of autograd have not dropped a backward that raised.
 
-They let go of it a moment after its caller has caught the exception. Here the moment lasts until the other ranks have
+They drop it a moment after its caller has caught the exception. Here the moment lasts until the other ranks have
 come to their next forward.
 """
 

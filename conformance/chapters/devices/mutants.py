@@ -117,7 +117,7 @@ def ForgetsTheBuffersStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "wait")
 def LetsGoInFlight(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
-    """BUG: a copy of each bucket is made on another stream, and its memory let go of before the copy is over."""
+    """BUG: a copy of each bucket is made on another stream, and its memory is freed before the copy is over."""
     buffer = wait_for(bucket)
     scratch = torch.zeros_like(bucket.members[0].parameter)
     side = torch.Stream(reduction.device)
@@ -412,6 +412,6 @@ def _behind(device: torch.device) -> torch.Stream:
 
 @replaces(Reducer, "check_finished")
 def NoticesAFailureLater(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a forward does not wait until threads of the device have let go of a backward that raised."""
+    """BUG: a forward does not wait until threads of the device have dropped a backward that raised."""
     with mock.patch.object(reducer_module, "in_backward", return_value=True):
         check_finished()

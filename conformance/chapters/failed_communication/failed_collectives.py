@@ -82,7 +82,7 @@ def failed_collectives(ctx: RankContext) -> None:
                     )
             if course.in_backward and feature.tells_parameters and not any(name in course.error for name in names):
                 unnamed.append(f"{described}: names no parameter: {course.error}")
-            dist.barrier(group=ctx.process_group)  # no rank begins anew before all have failed
+            dist.barrier(group=ctx.process_group)  # no rank starts again before all have failed
     ctx.observe("outcomes", {"cells": len(cells), "right": num_right, "raised": num_raised, "silent": len(silent)})
     ctx.observe("silent", silent)
     ctx.observe("stale", stale)

@@ -54,7 +54,7 @@ class FailingGroup(dist.ProcessGroup):
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
     def begin(self, position: int = -1, failure: str = "") -> None:
-        """Count anew, and let the collective in this `position`, from 0, fail as `FAILURES` says; -1: none."""
+        """Restart the count, and let the collective in this `position`, from 0, fail as `FAILURES` says; -1: none."""
         self._position, self._failure = position, failure
         self.issued: list[str] = []
 

@@ -63,7 +63,7 @@ def ReadsNoHooksFuture(reduction: Reduction, wait_for: Call, bucket: Bucket) -> 
 
 @replaces(Ours, "_register_builtin_comm_hook")
 def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_hook_type: Any) -> None:
-    """BUG: the built-in hook goes on when the future of its collective is complete, and never reads it."""
+    """BUG: the built-in hook continues when the future of its collective is complete, and never reads it."""
     register_builtin_comm_hook(comm_hook_type)
     group = ddp.process_group
 
@@ -116,7 +116,7 @@ def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwarg
 
 @replaces(Reducer, "check_finished")
 def GoesOnAfterAFailure(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: when a collective has failed, the next forward goes on as if nothing had happened."""
+    """BUG: when a collective has failed, the next forward continues as if nothing had happened."""
     reducer.peers.lost = ""
     check_finished()
 

@@ -158,7 +158,7 @@ MISTAKES: Mapping[str, Mapping[str, _Call]] = {
 
 @program("finalized_wrongly", invariants=("leaves_no_trace",))
 def finalized_wrongly(ctx: RankContext) -> None:
-    """Make the mistake that argument `mistake` names in the second of three steps, and go on. All ranks run it.
+    """Make the mistake that argument `mistake` names in the second of three steps, and continue. All ranks run it.
 
     Observes `error`, `moved`, the parameters that changed, and `step<k>/grad/<name>`.
     """

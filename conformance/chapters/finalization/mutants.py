@@ -40,7 +40,7 @@ def FinalizesNothing(reducer: Reducer, finalize_by_hand: Call) -> None:
 
 @replaces(Reducer, "check_finished")
 def FinalizesInForward(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a forward before `finalize_backward` finalizes by itself."""
+    """BUG: a forward before `finalize_backward` finalizes, too."""
     if reducer.reduction.iteration.progress is Progress.HELD:
         reducer.finalize_by_hand()
     check_finished()

@@ -19,8 +19,8 @@ WAYS = ("dropped", "wrapped-again")
 def backward_without_wrapper(ctx: RankContext) -> None:
     """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
 
-    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept meanwhile; `bare`, whether the
-    module has a backward of its own meanwhile; `nested`, whether its last layer has a wrapper of its own. Observes
+    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept until then; `bare`, whether the
+    module has a backward of its own before; `nested`, whether its last layer has a wrapper of its own. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))

@@ -138,7 +138,7 @@ def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:
     facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
         facts[f"step{index}/strides"] = {name: _strides(parameter) for name, parameter in parameters.items()}
-        # Gradients move into the bucket in the course of the first iteration.
+        # Gradients move into the bucket during the first iteration.
         in_bucket = 1 if index else Anything()
         facts[f"step{index}/num_storages"] = in_bucket if as_view else len(parameters)
         facts[f"step{index}/bytes_kept"] = Anything() if as_view else num_bytes

@@ -121,7 +121,7 @@ def LeavesOutTheLastElement(reduction: Reduction, send: Call, bucket: Bucket, bu
 
 @replaces(Reducer, "finalize")
 def DoesNotWait(reducer: Any, finalize: Call) -> None:
-    """BUG: backward returns while the last all-reduce may still be under way."""
+    """BUG: backward returns while the last all-reduce may still be in flight."""
     last = max(reducer.reduction.iteration.in_flight, default=-1)
     if reducer.reduction.comm_hook is None and last >= 0:
         buffer, work = reducer.reduction.iteration.in_flight[last]
@@ -567,7 +567,7 @@ def MarksWhatWasThere(ddp: Ours, post_forward: Call, output: Any) -> Any:
 
 @replaces(Ours, "_post_forward")
 def TakesHooksAway(ddp: Ours, post_forward: Call, output: Any) -> Any:
-    """BUG: beside another wrapper a view that forward returns is viewed anew, without the hooks on it."""
+    """BUG: beside another wrapper a view that forward returns is viewed again, without the hooks on it."""
     with mock.patch.object(ddp_impl.autograd.marks, "is_more_than_a_view", return_value=False):
         return post_forward(output)
 

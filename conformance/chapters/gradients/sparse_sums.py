@@ -1,4 +1,4 @@
-"""Program `sparse_sums`: how many sums a rank has under way beside a sparse one, while another rank is late."""
+"""Program `sparse_sums`: how many sums are in flight on a rank beside a sparse one, while another rank is late."""
 
 import itertools
 import threading
@@ -16,7 +16,7 @@ from conformance.truth.expected import at_most
 
 NUM_TABLES = 4
 _NUM_ROWS, _WIDTH = 4, 2
-#: So long the other ranks have for all that they start before the last one takes part.
+#: How long the other ranks have to launch what they launch before the last one takes part.
 _LATE_S = 0.3
 _PATIENCE = timedelta(seconds=30)
 #: A key of the store serves one backward only. Ranks that run a program run the same ones before it.
@@ -39,7 +39,7 @@ class Tables(nn.Module):
 
 @program("sparse_sums", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sparse_sums(ctx: RankContext) -> None:
-    """Train two steps of `Tables`; observes each gradient, and how many sums were under way at once.
+    """Train two steps of `Tables`; observes each gradient, and how many sums were in flight at once.
 
     Argument `rows` says who looks rows up: `all`, `first` (rank 0 alone) or `none`. All ranks run it.
     """

@@ -44,7 +44,7 @@ def early_termination(ctx: RankContext) -> None:
     """Train epochs on uneven inputs, each in a join context that raises when the first rank has run out of data.
 
     Argument `num_inputs` as in an `UnevenPlan`, of which `contexts` is the number of epochs; `communicates` gives the
-    module a collective of its own. Every rank catches the error, as one does to end an epoch, and goes on.
+    module a collective of its own. Every rank catches the error, as one does to end an epoch, and continues.
     Observes `epoch<e>/raised`, `epoch<e>/num_steps`, and gradients of two more
     steps of all ranks: outside of any context, behind an evaluation, and in one. All ranks run it.
     """

@@ -1,4 +1,4 @@
-"""Scenarios of chapter join: ranks with data go on training, and all ranks end with one model."""
+"""Scenarios of chapter join: ranks with data continue to train, and all ranks end with one model."""
 
 from collections.abc import Iterator
 from typing import Any

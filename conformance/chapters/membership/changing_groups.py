@@ -93,7 +93,7 @@ def membership_after_exception(ctx: RankContext) -> None:
     """Run `membership` for courses with a `bomb`, where no rank waits for the collectives in flight at that moment.
 
     With `late`, they are in flight for long: the last rank runs that backward only when the others are in the middle of
-    their next one, with half of its gradients reduced or on their way, and those go on once the old collectives are
+    their next one, with half of its gradients reduced or on their way, and those continue once the old collectives are
     complete. What these have left anywhere by then must not be taken for a gradient.
     """
     _course(ctx)

@@ -112,7 +112,7 @@ WAYS_ON = (*_WAYS_ON, "evaluation", "end_of_join", "buffers")
 
 @program("ways_on", invariants=("leaves_no_trace",))
 def ways_on(ctx: RankContext) -> None:
-    """Leave a layer out on the last rank alone, and go on there as argument `way` says, while the others wait for it.
+    """Leave a layer out on the last rank alone, and continue there as argument `way` says, while the others wait.
 
     Ways: a forward as it is (`synchronised`), under `no_sync`, under `no_grad`, in inference mode (`inference`), of an
     `evaluation` in eval mode, inside a `join`; the end of a join in which the layer was left out (`end_of_join`);

@@ -1,4 +1,4 @@
-"""Program `kept_wrappers`: one rank keeps wrappers that the others let go of, and all go on to train."""
+"""Program `kept_wrappers`: one rank keeps wrappers that the others drop, and all continue to train."""
 
 import copy
 import gc

@@ -254,7 +254,7 @@ def _begun_apart() -> Iterator[Scenario]:
 
 
 def _kept_wrappers() -> Iterator[Scenario]:
-    """Wrappers that one rank keeps and others let go of."""
+    """Wrappers that one rank keeps and others drop."""
     kept = each("kept", KEPT)
     for way in (_SEARCHING, _PLAIN):
         for scenario in _grid("NEIGH-17", "", "kept_wrappers", (2, 3), kept, way):

@@ -129,7 +129,7 @@ def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call, *, repeats: bool = 
 
 @replaces(Same, "resolve_unused")
 def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
-    """BUG: a backward that has reached no output of forward ends the iteration by itself."""
+    """BUG: a backward that has reached no output of forward ends the iteration."""
     expectation.reduction.iteration.is_reached = True
     return resolve_unused()
 

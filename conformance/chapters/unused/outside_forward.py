@@ -1,7 +1,7 @@
 """Programs `outside_forward` and `late_gradient`: losses that use parameters outside of forward's outputs.
 
 The gradient of such a parameter may arrive before autograd reaches an output of forward, beside it, or although the
-search for unused parameters did not find the parameter. A first step shows nothing: buckets are planned anew after it.
+search for unused parameters did not find the parameter. A first step shows nothing: buckets are planned again after it.
 """
 
 import warnings

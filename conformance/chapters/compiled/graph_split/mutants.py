@@ -70,7 +70,7 @@ def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
 
 @as_part
 class CompilesItsHooks(AutogradHooks):
-    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles anew."""
+    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles again."""
 
     unmarked: CodeType | None = None
 

@@ -55,7 +55,7 @@ class AveragesInGraphsForEver(Ours):
 
 @replaces(InGraphBackwards, "nothing_else_accumulates")
 def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, comes: Any) -> bool:
-    """BUG: a graph averages what it computes, whatever stands in `.grad` before and whichever hooks follow."""
+    """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
 
 
