@@ -57,11 +57,10 @@ class Program:
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_ddp: bool = False
-    expectation: Expectation | None = field(default=None)
+    expectation: Expectation | None = None
 
     def expects(self, expectation: Expectation) -> Expectation:
         """Register the function that computes the required facts from the scenario alone."""
-        certain(self.expectation is None, f"program {self.name} has an expectation already")
         self.expectation = expectation
         return expectation
 
@@ -74,6 +73,7 @@ def program(
     preload: tuple[str, ...] = (),
     speaks_for: Mapping[str, tuple[str, ...]] | None = None,
     without_ddp: bool = False,
+    expectation: Expectation | None = None,
 ) -> Callable[[Body], Program]:
     """Register the decorated function as program `name`.
 
@@ -83,7 +83,9 @@ def program(
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp)
+        _PROGRAMS[name] = Program(
+            name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp, expectation
+        )
         return _PROGRAMS[name]
 
     return register

@@ -19,6 +19,15 @@ def rank_step(ctx: RankContext, index: int) -> RankStep:
     return RankStep(ctx.rank, index, ctx.device, partial(ctx.phase, step=index))
 
 
+def step_on(*shape: int) -> StepFunction:
+    """Return a step of forward, loss and backward on this rank's inputs of `shape`."""
+
+    def step(model: Any, turn: RankStep) -> None:
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(*shape))))
+
+    return step
+
+
 def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunction, num_steps: int) -> dict[str, Any]:
     """Run `step` on `model` for steps 0 to `num_steps` - 1; return `step<k>/grad/<name>` and what `step` returns.
 

@@ -1,11 +1,9 @@
 """Program `neighbours`: two wrappers of one shape in one training, each of which does something else.
 
 A step says of each wrapper whether it is synchronised, local (the step is within its `no_sync`) or idle, and in which
-order forwards and backwards come. Everything that a DDP keeps once for all of its instances, such as a switch or
+order forwards and backwards run. Everything that a DDP keeps once for all of its instances, such as a switch or
 memory, shows in one of the products: each wrapper must have the gradients that it would have alone.
 """
-
-from __future__ import annotations
 
 import contextlib
 import itertools
@@ -17,11 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.steps import gradients
 
@@ -44,7 +39,6 @@ class Turn:
 
     @property
     def takes_part(self) -> list[int]:
-        """The wrappers that are not idle."""
         return [index for index, mode in enumerate(self.modes) if mode != "idle"]
 
 
@@ -118,6 +112,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
     for index in range(num_joined, len(plan)):
         run(index)
     return facts
-
-
-neighbours.expects(truth_of)

@@ -1,7 +1,5 @@
 """Mutants of chapter traced_reducer: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from unittest import mock
@@ -57,7 +55,7 @@ class AveragesInGraphsForEver(Ours):
 
 @replaces(InGraphBackwards, "nothing_else_accumulates")
 def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, comes: Any) -> bool:
-    """BUG: a graph averages what it computes, whatever stands in `.grad` before and whichever hooks follow."""
+    """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
 
 
@@ -143,7 +141,7 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
 
 @replaces(CompiledCalls, "forget_answer")
 def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
-    """BUG: a rank that comes back to a group takes it that the others remember, too, whether all have one graph."""
+    """BUG: a rank that returns to a group assumes that the others remember, too, whether all have one graph."""
 
 
 @replaces(Reduction, "last_gradient_ends_it")
