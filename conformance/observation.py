@@ -46,7 +46,6 @@ class Raised:
         return Raised(bases[0], bases, message, _text(traceback))
 
     def __str__(self) -> str:
-        """Return type and message, as Python prints them."""
         return f"{self.type}: {self.message}"
 
 
@@ -57,7 +56,6 @@ class Unmeasured:
     why: str
 
     def __str__(self) -> str:
-        """Return why."""
         return f"not measured: {self.why}"
 
 
@@ -73,7 +71,6 @@ class Ending:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Return a short phrase such as `killed by SIGKILL`."""
         return self.detail or self.kind
 
 

@@ -54,7 +54,6 @@ class Step:
     zero_grad: str = "none"
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for values that no run can have."""
         if self.local_backwards < 0:
             raise ScenarioError(f"local_backwards must be >= 0, got {self.local_backwards}")
         if self.zero_grad not in ZERO_GRAD:
@@ -112,7 +111,6 @@ class Scenario:
     apart: bool = False
 
     def __post_init__(self) -> None:
-        """Make containers immutable; raise `ScenarioError` for values that cannot be run."""
         set_field = object.__setattr__
         for name in ("requirements", "schedule", "faults", "needs"):
             set_field(self, name, tuple(getattr(self, name)))

@@ -115,7 +115,6 @@ class Selection:
         )
 
     def __str__(self) -> str:
-        """Return the selection as the user would type it."""
         parts = [repr(name) for name in self.names]
         parts += [f"--chapter {chapter}" for chapter in self.chapters]
         parts += [f"--requirement {requirement_id}" for requirement_id in self.requirements]

@@ -96,7 +96,6 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
 
 
 def _chosen(request: pytest.FixtureRequest) -> tuple[Scenario, ...]:
-    """Return the scenarios that this session runs."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     given = [each.params.get("scenario") for each in parameters if each is not None]
     return tuple(each for each in given if isinstance(each, Scenario))

@@ -144,7 +144,6 @@ def _layout(value: Any) -> str:
 
 
 def _most_telling(case: WrongValue, rules: tuple[Rule, ...]) -> Diagnosis:
-    """Return what the one rule says that holds, of several the one that says more; nothing if two say as much."""
     holding = [(rule, clause) for rule in rules if (clause := rule.clause(case))]
     least = min((rule.generality for rule, _ in holding), default=0)
     best = [(rule, clause) for rule, clause in holding if rule.generality == least]

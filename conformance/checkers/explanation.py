@@ -96,5 +96,4 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Put `label` before the first line and indent the others."""
     return [f"{label if number == 0 else '':<6}{line}" for number, line in enumerate(lines)]

@@ -186,7 +186,6 @@ def summarise(wrong: list[WrongFact]) -> str:
 
 
 def _others(wrong: list[WrongFact], name: str) -> list[str]:
-    """Return a sentence that names the other wrong facts, so that readers can see a pattern; none if there are none."""
     names = list(dict.fromkeys(fact.name for fact in wrong if fact.name != name))
     if not names:
         return []

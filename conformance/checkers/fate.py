@@ -337,7 +337,6 @@ def _stop_of(observation: Observation) -> str:
 
 
 def _tracebacks(raised: list[Observation]) -> list[str]:
-    """Return the tail of every distinct traceback once."""
     tails: dict[str, list[int]] = {}
     for one in raised:
         if one.raised is not None and one.raised.traceback:

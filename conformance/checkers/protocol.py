@@ -293,7 +293,6 @@ def _place(collective: Collective) -> str:
 
 
 def _step(collective: Collective) -> str:
-    """Return e.g. `, step 2`; nothing before the first one."""
     return f", step {collective.step}" if collective.step >= 0 else ""
 
 

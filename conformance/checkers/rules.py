@@ -278,7 +278,6 @@ def _stale(case: WrongValue) -> str:
 
 
 def _leaf(name: str) -> str:
-    """Return whose value a fact is: the parameter's or the buffer's name."""
     return name.rpartition("/")[2]
 
 
@@ -364,7 +363,6 @@ def _rounded_to_half(case: WrongValue) -> str:
 
 
 def _gap(case: WrongValue) -> float:
-    """Return the largest difference, as a share of the largest value that was expected."""
     wanted, came = wide(case.wanted), wide(case.came)
     return (wanted - came).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
 

@@ -76,7 +76,6 @@ class Changes:
                 parameter.requires_grad_(value)
 
     def _replace(self, module: Composed, action: Action) -> None:
-        """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
         index = action.block % len(module.blocks)
         if action.how == "block":
             module.blocks[index] = self._new_block(
@@ -154,12 +153,10 @@ def _first_parameter(block: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
-    masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
-    return masked
+    return rows + layer.mask.sum().real.to(rows.dtype)
 
 
 def _in_reverse(tensor: Tensor) -> Tensor:
-    """Return a copy with its dimensions in the reverse order in memory."""
     reverse = list(reversed(range(tensor.dim())))
     return tensor.permute(reverse).clone(memory_format=torch.contiguous_format).permute(reverse)
 

@@ -24,5 +24,4 @@ def mean_in_wider_numbers(state: Any, bucket: GradBucket) -> Future[Tensor]:
         future.wait()  # of complex numbers it holds the real view
         return (wide / world_size).to(buffer.dtype)
 
-    narrow: Future[Tensor] = work.get_future().then(narrowed)
-    return narrow
+    return work.get_future().then(narrowed)

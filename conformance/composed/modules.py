@@ -80,7 +80,6 @@ class Composed(nn.Module):
                 module.requires_grad_(False)
 
     def forward(self, rows: Tensor, *, where: Where) -> Any:
-        """Return what `output` names, from `rows` (ROWS x WIDTH)."""
         output = self._run(rows, where)
         where.returned(output)
         return output
@@ -97,7 +96,6 @@ class Composed(nn.Module):
         return self._returned(hidden)
 
     def _in_order(self, rank: int) -> list[tuple[int, nn.Module]]:
-        """Return the blocks with their numbers, as this rank runs them."""
         blocks = list(enumerate(self.blocks))
         first = rank % len(blocks) if self.order == "own" else 0
         return blocks[first:] + blocks[:first]
@@ -152,7 +150,6 @@ class Running(nn.Module):
         self.layer = layer
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return `hidden` after the layer, or as it came."""
         if not runs(self._block.when, where):
             return hidden
         if not self._block.checkpoint:
@@ -162,8 +159,7 @@ class Running(nn.Module):
         )
 
     def _run(self, hidden: Tensor, where: Where) -> Tensor:
-        result: Tensor = self.layer(hidden, where)
-        return result
+        return self.layer(hidden, where)
 
 
 def is_idle(idle: str, where: Where) -> bool:
@@ -209,9 +205,7 @@ class Again(nn.Module):
         self.layer = layer
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return `hidden` after the shared layer."""
-        result: Tensor = self.layer(as_read_by(self.layer, hidden))
-        return result
+        return self.layer(as_read_by(self.layer, hidden))
 
 
 class Affine(nn.Module):
@@ -223,7 +217,6 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.empty(WIDTH, dtype=dtype))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows after weight and bias, real and in the dtype in which they came."""
         result = hidden.to(self.weight.dtype) @ self.weight + self.bias
         return (result.real if result.is_complex() else result).to(hidden.dtype)
 
@@ -244,10 +237,8 @@ class Branch(nn.Module):
         self.choices = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows after the layer whose turn it is."""
         layer = self.choices[(where.rank + where.forward) % 2]
-        result: Tensor = layer(as_read_by(layer, hidden))
-        return result
+        return layer(as_read_by(layer, hidden))
 
 
 class Counted(nn.Module):
@@ -261,7 +252,6 @@ class Counted(nn.Module):
         self.shift = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted, by the buffer's sign, too: a buffer that is wrong is seen in every gradient."""
         if self.training:
             self.seen.add_(hidden.detach().sum(0).remainder(7))
         return hidden * (self.seen.remainder(2) + 1) + self.shift
@@ -275,11 +265,9 @@ class Sparse(nn.Module):
         self.table = nn.Embedding(_NUM_TOKENS, WIDTH, sparse=True)
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows plus those of tokens that depend on rank and forward."""
         first = where.rank + 2 * where.forward
         tokens = torch.tensor([first % _NUM_TOKENS, (first + 1) % _NUM_TOKENS], device=hidden.device)
-        result: Tensor = hidden + self.table(tokens)
-        return result
+        return hidden + self.table(tokens)
 
 
 class Gain(nn.Module):
@@ -290,7 +278,6 @@ class Gain(nn.Module):
         self.gain = nn.Parameter(torch.empty(()))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows times the parameter."""
         return hidden * self.gain
 
 
@@ -303,7 +290,6 @@ class Empty(nn.Module):
         self.shift = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted; both parameters are used."""
         return hidden + self.shift + self.nothing.sum()
 
 
@@ -315,7 +301,6 @@ class Half(nn.Module):
         self.shift = nn.Parameter(torch.empty(WIDTH, dtype=torch.float16))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted."""
         shift = self.shift.to(hidden.dtype, copy=True)  # a hook on the parameter itself would stay
         if shift.requires_grad:
             shift.register_hook(_small)

@@ -71,7 +71,6 @@ class SmallGradients:
     """Makes each gradient that comes to a parameter small, or far too large, whoever copied or replaced it."""
 
     def __init__(self, precision: str) -> None:
-        """Do nothing without a precision."""
         self._unit = 0.0 if not precision else _TOO_LARGE if precision == "overflow" else SMALL_UNIT
         self._seen_to: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a set: torch has no weak one by identity
 

@@ -135,8 +135,7 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     numerics.after_wrapping(training, model)
     if training.finalizes:
         ctx.finalize_by_hand(model)
-    wrapped: nn.Module = model
-    return wrapped
+    return model
 
 
 def observed_names(training: Training) -> list[str]:
@@ -177,11 +176,9 @@ class _WithIdleForwards(AnyOf):
     """The value `seen`, in which each forward named in `idle` may have been seen as that says instead."""
 
     def __init__(self, seen: Mapping[str, Any], idle: Mapping[str, Any]) -> None:
-        """Take the value and its exceptions."""
         super().__init__(seen, {**seen, **idle})
 
     def mismatch(self, got: Any) -> Difference | None:
-        """Return None if `got` is the value, else how it is not."""
         seen, with_idle = self.choices
         if not isinstance(got, Mapping):
             return difference(seen, got)

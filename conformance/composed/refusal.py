@@ -28,7 +28,6 @@ class Refusal:
     late: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether there is a reason."""
         return bool(self.reasons)
 
 

@@ -34,7 +34,6 @@ class Observables:
     """What one rank's training can observe besides its tensors, see `observable`; of the process, what changes."""
 
     def __init__(self, module: Composed, nested_block: int | None) -> None:
-        """Look at the process and at `module`, of which nothing has been wrapped yet."""
         #: The forwards in which the module has returned nothing that requires a gradient.
         self.idle_forwards: list[int] = []
         self._process = of_process()

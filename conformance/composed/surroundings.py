@@ -22,7 +22,6 @@ class _PassesOn(TorchDispatchMode):
     """Sees every operation, as what counts or logs them does, and changes nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation."""
         return func(*args, **(kwargs or {}))
 
 
@@ -30,7 +29,6 @@ class _PassesCallsOn(TorchFunctionMode):
     """Sees every call of torch, as what counts or logs them does, and changes nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the call."""
         return func(*args, **(kwargs or {}))
 
 
@@ -61,16 +59,13 @@ class Surroundings:
     """
 
     def __init__(self, around: str) -> None:
-        """Start nothing yet."""
         self._around = around
         self._threads = {"forward": ThreadPoolExecutor(1), "backward": ThreadPoolExecutor(1)}
 
     def __enter__(self) -> Surroundings:
-        """Return self."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the threads."""
         for thread in self._threads.values():
             thread.shutdown()
 

@@ -110,7 +110,6 @@ class Block:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a block that nobody can build."""
         _check("kind of block", self.kind, KINDS)
         _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
@@ -125,7 +124,6 @@ class Action:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an action that nobody can do."""
         known = {**ACTIONS, **HANDLING}
         _check("action", self.kind, tuple(known))
         _check(f"way of {self.kind}", self.how, known[self.kind])
@@ -133,7 +131,6 @@ class Action:
             raise ScenarioError(f"block must be >= 0, got {self.block}")
 
     def __str__(self) -> str:
-        """Return e.g. `freeze:rank_0`."""
         return f"{self.kind}:{self.how}"
 
 
@@ -149,7 +146,6 @@ class Exchange:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an exchange that nobody can run."""
         _check("place", self.place, EXCHANGES)
         if self.size < 1 or self.block < 0:
             raise ScenarioError(f"size must be >= 1 and block >= 0, got {self.size} and {self.block}")
@@ -212,7 +208,6 @@ class Training:
     finalizes: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a training that nobody can run."""
         _check("output", self.output, OUTPUTS)
         _check("idle", self.idle, IDLE)
         _check("comm hook", self.comm_hook, COMM_HOOKS)

@@ -40,7 +40,6 @@ class Batch:
     """One micro-batch of one rank. Every call draws further values; the order of calls matters."""
 
     def __init__(self, seed: int, rank: int, step: int, micro: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Seed the batch's own generator; no global random state is touched."""
         self.rank = rank
         self.step = step
         self.micro = micro

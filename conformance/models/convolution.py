@@ -22,11 +22,9 @@ class DigitsCnn(nn.Module):
         self.classifier = nn.Linear(24 * 2 * 2, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`."""
         hidden = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
         hidden = F.max_pool2d(F.relu(self.norm2(self.conv2(hidden))), 2)
-        logits: Tensor = self.classifier(hidden.flatten(1))
-        return logits
+        return self.classifier(hidden.flatten(1))
 
 
 class PointwiseCnn(nn.Module):
@@ -40,11 +38,9 @@ class PointwiseCnn(nn.Module):
         self.classifier = nn.Linear(16, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`."""
         hidden = torch.tanh(self.expand(images.contiguous(memory_format=torch.channels_last)))
         hidden = torch.tanh(self.pointwise(torch.tanh(self.mix(hidden))))
-        logits: Tensor = self.classifier(hidden.mean((2, 3)))
-        return logits
+        return self.classifier(hidden.mean((2, 3)))
 
 
 def digits_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -59,7 +55,7 @@ def _cnn(dtype: torch.dtype) -> nn.Module:
 
 def _channels_last_cnn(dtype: torch.dtype) -> nn.Module:
     model: nn.Module = PointwiseCnn().to(dtype)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 FIXTURES = (

@@ -19,10 +19,7 @@ def regression_loss(model: nn.Module, batch: Batch) -> Tensor:
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean of |output - target|**2, a real scalar for complex tensors as well."""
     difference = output - target
-    loss: Tensor = (
-        (difference * difference.conj()).real.mean() if difference.is_complex() else difference.square().mean()
-    )
-    return loss
+    return (difference * difference.conj()).real.mean() if difference.is_complex() else difference.square().mean()
 
 
 class ManySmallLayers(nn.Module):
@@ -37,12 +34,10 @@ class ManySmallLayers(nn.Module):
         self.head = nn.Linear(12, 4)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return size x 4 outputs for size x 12 inputs."""
         hidden = inputs
         for down, up in zip(self.down, self.up, strict=True):
             hidden = hidden + up(torch.tanh(down(hidden)))
-        output: Tensor = self.head(hidden / 4)
-        return output
+        return self.head(hidden / 4)
 
 
 class MixedDtypes(nn.Module):
@@ -55,11 +50,9 @@ class MixedDtypes(nn.Module):
         self.last = nn.Linear(16, 4)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return size x 4 outputs for size x 12 inputs."""
         hidden = torch.tanh(self.first(inputs))
         hidden = torch.tanh(self.precise(hidden.double())).to(inputs.dtype)
-        output: Tensor = self.last(hidden)
-        return output
+        return self.last(hidden)
 
 
 def _mlp(dtype: torch.dtype) -> nn.Module:

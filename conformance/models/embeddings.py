@@ -22,11 +22,9 @@ class Recommender(nn.Module):
         self.score = nn.Linear(16, 4)
 
     def forward(self, users: Tensor, items: Tensor | None) -> Tensor:
-        """Return the scores; without `items` their table is not used at all."""
         user = self.users(users)
         item = user.new_ones(len(users), 10) if items is None else self.items(items)
-        output: Tensor = self.score(torch.cat((user, item), dim=1))
-        return output
+        return self.score(torch.cat((user, item), dim=1))
 
 
 def _both_loss(model: nn.Module, batch: Batch) -> Tensor:

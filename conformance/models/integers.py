@@ -67,7 +67,6 @@ class RankStep:
         return (output * coefficients.to(output.device)).real.sum()
 
     def forward(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        """Call `model` as phase `forward`."""
         with self.phase("forward"):
             return model(*args, **kwargs)
 

@@ -26,7 +26,6 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return hidden states of the same shape (size x length x width)."""
         size, length, width = hidden.shape
         qkv = self.qkv(self.norm1(hidden)).view(size, length, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -48,13 +47,11 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, alphabet, bias=False)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the next character at every position."""
         places = torch.arange(characters.shape[1], device=characters.device)
         hidden = self.characters(characters) + self.positions(places)
         for block in self.blocks:
             hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden))
-        return logits
+        return self.head(self.norm(hidden))
 
 
 class TiedLstm(nn.Module):
@@ -68,10 +65,8 @@ class TiedLstm(nn.Module):
         self.decoder.weight = self.embedding.weight
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the next character at every position."""
         hidden, _ = self.lstm(self.embedding(characters))
-        logits: Tensor = self.decoder(hidden)
-        return logits
+        return self.decoder(hidden)
 
 
 def text_loss(model: nn.Module, characters: Tensor, following: Tensor) -> Tensor:

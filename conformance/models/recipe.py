@@ -58,7 +58,6 @@ class Recipe:
     maximum_loss_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained; raises `ScenarioError`."""
         get_task(self.task)
         for field, value, known in (
             ("optimizer", self.optimizer, _OPTIMIZERS),
@@ -89,7 +88,6 @@ class Learner:
     def __init__(
         self, recipe: Recipe, module: nn.Module, *, rank: int, world_size: int, seed: int, device: torch.device | str
     ) -> None:
-        """Prepare to train `module` (unwrapped) on shard `rank` of `world_size`."""
         self.recipe = recipe
         self.task: Task = get_task(recipe.task)
         self._device = device

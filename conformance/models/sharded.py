@@ -82,7 +82,7 @@ class ShardedModel:
         """Run forward on the row's batch and return the scalar loss."""
         output = model(self.inputs(row, step, micro), **kwargs)
         target = integers(*output.shape, key=("target", row, step, micro), dtype=DTYPE)
-        return (output - target).pow(2).mean()  # type: ignore[no-any-return]
+        return (output - target).pow(2).mean()
 
 
 class Branches(nn.Module):
@@ -103,11 +103,10 @@ class Branches(nn.Module):
         return nn.Sequential(OrderedDict(layers))
 
     def forward(self, tokens: Tensor, use: str = "ab") -> Tensor:
-        """Return a vector per token; `use` names the branches."""
         hidden = self.embed(tokens)
         for name in use:
             hidden = hidden + self.branches[name](hidden)
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
 
 def _branches_plan() -> Plan:
@@ -133,7 +132,6 @@ class Heads(nn.Module):
         self.heads = nn.ModuleDict({name: _mlp(4, 6, 4) for name in "abc"})
 
     def forward(self, inputs: Tensor, use: str = "abc") -> Tensor:
-        """Return the sum of the heads that `use` names."""
         hidden = self.trunk(inputs)
         return torch.stack([self.heads[name](hidden) for name in use]).sum(0)
 
@@ -149,11 +147,10 @@ class Marked(nn.Module):
         self.register_buffer("mark", torch.zeros(4))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the output shifted by what the buffer held; the buffer then holds the mean of the inputs."""
         output = self.layers(inputs) + self.mark
         with torch.no_grad():
             self.mark.copy_(inputs.mean(0))
-        return output  # type: ignore[no-any-return]
+        return output
 
 
 def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:

@@ -31,7 +31,6 @@ class DataclassOutput(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, inputs: Tensor) -> Prediction:
-        """Return the prediction for size x 12 inputs."""
         features = torch.tanh(self.trunk(inputs))
         return Prediction(self.head(features), features)
 
@@ -45,7 +44,6 @@ class NestedOutput(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
 
     def forward(self, inputs: Tensor) -> dict[str, Any]:
-        """Return three size x 4 outputs for size x 12 inputs."""
         hidden = torch.tanh(self.trunk(inputs))
         first, second, third = (head(hidden) for head in self.heads)
         return {"first": first, "rest": (second, [None, {"third": third}]), "count": 3}

@@ -75,8 +75,7 @@ class Tied(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of WIDTH."""
-        output: Tensor = self.decoder(self.encoder(inputs))
-        return output
+        return self.decoder(self.encoder(inputs))
 
 
 class Twins(nn.Module):
@@ -92,8 +91,7 @@ class Twins(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of WIDTH - 1."""
-        output: Tensor = self.last(self.decoder(self.encoder(inputs)))
-        return output
+        return self.last(self.decoder(self.encoder(inputs)))
 
 
 #: Names to ignore, and names that somebody might take for them who compares in another way than as a whole: they have
@@ -154,8 +152,7 @@ class Checkpointed(nn.Module):
         hidden = inputs.requires_grad_()
         for _ in range(self.num_checkpoints):
             hidden = checkpoint(self.first, hidden, use_reentrant=self.reentrant)
-        output: Tensor = self.last(hidden)
-        return output
+        return self.last(hidden)
 
 
 def _ordinary(model: nn.Module, turn: RankStep) -> None:

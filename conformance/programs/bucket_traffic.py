@@ -66,7 +66,6 @@ def _order(scenario: Scenario, rank: int) -> list[int]:
 
 
 def _left_out(scenario: Scenario) -> set[int]:
-    """Return the positions of vectors that the DDP must not reduce."""
     return {*scenario.arguments.get("frozen", ()), *scenario.arguments.get("ignored", ())}
 
 
@@ -85,7 +84,6 @@ def _build(scenario: Scenario, rank: int) -> nn.Module:
 
 
 def _turning_step(model: Any, turn: RankStep) -> None:
-    """Take a step in which the vectors are used in another order than in the last one."""
     model.module.order = [*model.module.order[1:], model.module.order[0]]
     _step(model, turn)
 
@@ -175,12 +173,10 @@ def _filled(scenario: Scenario) -> list[int]:
 
 
 def _used(scenario: Scenario) -> list[int]:
-    """Return the positions of the vectors that a step reduces, in the order of their gradients."""
     return [position for position in reversed(_order(scenario, 0)) if position not in _left_out(scenario)]
 
 
 def _elements(scenario: Scenario) -> dict[str, int]:
-    """Return how many elements of each dtype a step reduces."""
     sizes, dtypes = scenario.arguments["sizes"], _dtypes(scenario)
     elements: dict[str, int] = {}
     for position in _used(scenario):
@@ -213,7 +209,6 @@ bucket_traffic.expects(truth_of)
 
 
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
-    """Return what the aspects in argument `judge` require of every rank."""
     judge, elements = scenario.arguments["judge"], _elements(scenario)
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")

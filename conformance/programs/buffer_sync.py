@@ -68,8 +68,7 @@ class Drifting(nn.Module):
             else:
                 getattr(self._owner(name), name).copy_(value)
         self.num_forwards += 1
-        output: Tensor = self.layer(inputs)
-        return output
+        return self.layer(inputs)
 
 
 def _stored(name: str, *key: object) -> Tensor:
@@ -170,10 +169,8 @@ class _Seeing(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = [buffer.clone() for buffer in self.buffers()]
-        output: Tensor = self.layer(inputs)
-        return output
+        return self.layer(inputs)
 
 
 @program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

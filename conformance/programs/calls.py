@@ -141,8 +141,7 @@ class Receiver(nn.Module):
         hidden = torch.ones(2, WIDTH, device=self.layer.weight.device)
         for factor, tensor in enumerate(_tensors(self.received), 1):
             hidden = hidden + factor * tensor
-        output: Tensor = self.layer(hidden)
-        return output
+        return self.layer(hidden)
 
 
 def parts(value: Any) -> Iterator[Any]:

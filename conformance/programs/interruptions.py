@@ -33,8 +33,7 @@ class Minefield(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2."""
         hidden = self.first(inputs)
-        output: Tensor = self.last(Bomb.apply(hidden) if self.armed else hidden)
-        return output
+        return self.last(Bomb.apply(hidden) if self.armed else hidden)
 
 
 def _ordinary(model: nn.Module, turn: RankStep) -> None:

@@ -181,7 +181,6 @@ class _Written:
         self._before: list[torch.Tensor] = []
 
     def overwrite(self) -> None:
-        """Write zeros over them."""
         self._before = [output.clone() for output in self._outputs]
         for output in self._outputs:
             output.copy_(torch.zeros_like(output))
@@ -197,8 +196,6 @@ class _Written:
 
 
 class _Trial:
-    """One cell on one rank."""
-
     def __init__(
         self,
         ctx: RankContext,
@@ -308,7 +305,6 @@ class _Trial:
         return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
 
     def _filled_anew(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
-        """Return the tensors of another round, filled with the data of this one."""
         for one in (*inputs, *outputs):
             one.renew()
         for one, blocks in zip(inputs, self._cell.what.inputs(truth.place), strict=False):  # some pass nothing

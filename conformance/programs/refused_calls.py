@@ -63,7 +63,6 @@ def _refused_calls(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _callers(scenario: Scenario) -> range:
-    """Return the ranks that make the calls."""
     return range(scenario.world_size - 1 if scenario.arguments.get("alone") else 0, scenario.world_size)
 
 

@@ -45,7 +45,6 @@ class PlainContext(RankContext):
     def __init__(
         self, scenario: Scenario, rank: int, device: torch.device, group: PlainGroup, fixture: ModelFixture
     ) -> None:
-        """Bind a scenario to a plain rank."""
         super().__init__(
             scenario, rank=rank, device=device, process_group=group, fixture=fixture, wrap=PlainDDP,
             wrap_named=lambda _: PlainDDP,

@@ -108,7 +108,6 @@ def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
 
 
 def _takes(construct: Callable[..., nn.Module], module: nn.Module, *arguments: Any, **options: Any) -> bool:
-    """Whether the call is one that the constructor takes."""
     try:
         construct(module, *arguments, **options)
     except TypeError:

@@ -19,7 +19,6 @@ class Flight:
     __slots__ = ("collective", "completed", "ended_ns", "finished", "look", "poll")
 
     def __init__(self, collective: Collective) -> None:
-        """Begin the flight of `collective`."""
         self.collective = collective
         self.finished = False
         self.ended_ns = 0

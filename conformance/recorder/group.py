@@ -24,8 +24,6 @@ REGISTERED_NAME = "conformance"
 
 @dataclass
 class _Installation:
-    """How this process creates groups."""
-
     backend: Backend
     recorder: Recorder | None
     made_default: bool = False
@@ -39,7 +37,6 @@ class _Installation:
         return group if self.recorder is None else self.recorder.wrap(group, label)
 
     def _check(self, created: object, rank: int, world_size: int) -> None:
-        """Raise `BackendError` unless the backend has created a group with this rank and world size."""
         made = f"backend {self.backend.name!r}: create(store, {rank}, {world_size}, timeout) must return"
         if not isinstance(created, dist.ProcessGroup | GroupBackend):
             raise BackendError(f"{made} a c10d Backend or ProcessGroup; on rank {rank} it returned {created!r}")

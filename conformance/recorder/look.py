@@ -22,7 +22,6 @@ class Look:
     """A look at one collective: at its issue, and when it has completed and somebody has waited for it."""
 
     def __init__(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
-        """Look at what the collective is `given`; it will have left its result in `written`."""
         self._given, self._issued_at = in_short(given), _issued_at(sys._getframe(1))
         self.written: Sequence[Tensor] = written
         self._left = ""

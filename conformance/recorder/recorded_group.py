@@ -92,7 +92,6 @@ class RecordedWork(dist.Work):
     """
 
     def __init__(self, inner: dist.Work | None, flights: Sequence[Flight], log: CollectiveLog) -> None:
-        """Wrap `inner`, the Work of `flights`: several if they were coalesced into one."""
         super().__init__()
         self._inner = inner
         self._log = log

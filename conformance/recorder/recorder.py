@@ -29,7 +29,6 @@ class Recorder:
     """
 
     def __init__(self, on_collective: Callable[[Collective], None] | None = None) -> None:
-        """Begin an empty history."""
         self._on_collective = on_collective
         self.start()
 

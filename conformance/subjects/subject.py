@@ -261,7 +261,6 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def _parameters(subject: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a call; None if Python cannot tell."""
     try:
         return inspect.signature(subject).parameters
     except (TypeError, ValueError):

@@ -34,7 +34,6 @@ class Words:
     """The words of some groups of objects as they were when this was made."""
 
     def __init__(self, groups: Sequence[tuple[Mapping[str, Any], Sequence[FunctionType]]]) -> None:
-        """Note the words of groups of one mapping, a dictionary or a view of it, and some functions."""
         watched = [_watched(mapping, functions) for mapping, functions in groups]
         # They and what functions refer to live as long as this does: else another object may get the same place.
         self._alive = watched, [_parts(one) for _, functions in groups for one in functions]
@@ -68,7 +67,7 @@ def _dictionary(mapping: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(mapping, MappingProxyType):
         return mapping  # type: ignore[return-value]
     (dictionary,) = gc.get_referents(mapping)
-    return dictionary  # type: ignore[no-any-return]
+    return dictionary
 
 
 def _watched(mapping: Mapping[str, Any], functions: Iterable[FunctionType]) -> list[object]:

@@ -54,7 +54,6 @@ class _Stat(NamedTuple):
 
 
 def _stat(folder: Path) -> _Stat | None:
-    """Return what the kernel says of a process; None if it has ended."""
     try:
         text = (folder / "stat").read_text(errors="replace")
     except OSError:

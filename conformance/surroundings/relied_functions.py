@@ -78,7 +78,6 @@ class ReliedFunctions:
     """The functions as this process has them when this is made; `changes` compares."""
 
     def __init__(self) -> None:
-        """Look at every module of `RELIED_ON` that has been imported; takes milliseconds."""
         self._spaces = tuple(_Space(*space) for space in _spaces())
         self._words = Words([(space.now, space.functions) for space in self._spaces]) if tells_changes() else None
 
@@ -93,8 +92,6 @@ class ReliedFunctions:
 
 
 class _Space:
-    """The callables of one module or class, by name."""
-
     def __init__(self, name: str, space: Mapping[str, Any], own: bool) -> None:
         self.name = name
         self.now = space

@@ -52,7 +52,6 @@ class _Asks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, in_place: bool, one: Tensor) -> Tensor:
-        """Return the tensor, or one with its memory."""
         ctx.in_place, ctx.device = in_place, one.device
         if in_place:
             ctx.mark_dirty(tensor)
@@ -61,7 +60,6 @@ class _Asks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
-        """Return the gradient, and zero for the one."""
         return gradients[0], None, torch.zeros((), device=ctx.device)
 
     @staticmethod

@@ -118,7 +118,6 @@ class Baton:
         return present(meeting.results)[rank]
 
     def _hand_over(self, rank: int) -> None:
-        """Let the next rank run that need not wait."""
         self._states[rank] = [one.take() for one in self._carried]
         order = [(rank + step) % self.num_ranks for step in range(1, self.num_ranks + 1)]
         if not any(map(self._can_go_on, order)) and self._running:

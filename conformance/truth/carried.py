@@ -46,8 +46,7 @@ def unpacked(facts: Facts) -> dict[int, Facts]:
 
     Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` for data that `packed` does not write.
     """
-    expected: dict[int, Facts] = _Unpacker(facts[TENSORS]).unpack(facts[REST])
-    return expected
+    return _Unpacker(facts[TENSORS]).unpack(facts[REST])
 
 
 class _Packer:

@@ -57,7 +57,6 @@ class LowPrecision:
             part.register_forward_hook(self._take_casts_away, always_call=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: no casts."""
         return {**vars(self), "_casts": {}}
 
     def _put_casts(self, module: nn.Module, _: Any) -> None:

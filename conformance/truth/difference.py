@@ -31,7 +31,6 @@ class Difference:
     max_abs: float = 0.0
 
     def __str__(self) -> str:
-        """Return the reason."""
         return self.reason
 
 

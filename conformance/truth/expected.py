@@ -56,7 +56,6 @@ class Close:
     because: str
 
     def __post_init__(self) -> None:
-        """Refuse a tolerance that nobody has argued for."""
         if not self.because:
             raise ValueError("Close needs `because`: bitwise equality is the rule, a tolerance is an argued exception")
 
@@ -96,7 +95,6 @@ class AnyOf:
     choices: tuple[Any, ...]
 
     def __init__(self, *choices: Any) -> None:
-        """Take the choices; at least two."""
         if len(choices) < 2:
             raise ValueError(f"AnyOf needs at least two choices, got {len(choices)}")
         object.__setattr__(self, "choices", choices)
@@ -120,7 +118,6 @@ class AnyOf:
         return found[0] if len(found) == 1 else None
 
     def __str__(self) -> str:
-        """Return the choices, joined by `or`."""
         return " or ".join(describe(choice) for choice in self.choices)
 
 
@@ -133,7 +130,6 @@ class Anything:
         return None
 
     def __str__(self) -> str:
-        """Return `anything`."""
         return "anything"
 
 
@@ -157,7 +153,6 @@ class Satisfies:
         return None if holds else Difference(f"is {show(got)}, expected {self.name}")
 
     def __str__(self) -> str:
-        """Return the name."""
         return self.name
 
 
@@ -197,7 +192,6 @@ class Right:
         return Difference(got if isinstance(got, str) else f"is {show(got)}, expected a judgement")
 
     def __str__(self) -> str:
-        """Return what is expected, in words."""
         return "nothing wrong"
 
 
@@ -236,7 +230,6 @@ def exact_value(expected: Any) -> Any:
 
 
 def _words(mention: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of which one must be mentioned."""
     return (mention,) if isinstance(mention, str) else mention
 
 

@@ -24,7 +24,6 @@ class RealPlace:
     """Where the processes of a group meet: everyone sends what it brings to everyone."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Meet over `group`."""
         self.group = group
 
     def rank(self) -> int:

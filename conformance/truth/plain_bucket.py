@@ -13,7 +13,6 @@ class PlainBucket:
     """One parameter's gradient as a bucket; flat, or as it is where it is sparse."""
 
     def __init__(self, index: int, parameter: Tensor, gradient: Tensor, *, is_last: bool) -> None:
-        """Take a copy of `gradient`."""
         self._index = index
         self._parameter = parameter
         self._is_last = is_last

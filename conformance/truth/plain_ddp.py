@@ -459,8 +459,7 @@ class PlainDDP(nn.Module, Joinable):
             self._buffers_are_due = True
 
     def _place_of(self, group: Any) -> Place:
-        place: Place = group
-        return place
+        return group
 
     def _remove_autograd_hooks(self) -> None:
         """Stop: backwards are local from now on."""

@@ -42,7 +42,6 @@ class PlainWork(dist.Work):
     """One operation of one rank. `wait` hands the baton over until the others have come."""
 
     def __init__(self, baton: Baton, rank: int, meeting: Meeting, results: list[Tensor]) -> None:
-        """Begin with an operation that the rank has posted; its `results` are where the outputs go."""
         super().__init__()
         self._baton = baton
         self._rank = rank

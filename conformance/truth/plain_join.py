@@ -36,7 +36,6 @@ class PlainJoinHook(JoinHook):
     """Goes along with the other ranks, and at the end takes the state of one that had data longest."""
 
     def __init__(self, wrapper: Joining) -> None:
-        """Begin for `wrapper`."""
         self._wrapper = wrapper
         self._own: dict[nn.Parameter, Tensor | None] | None = None  # gradients from before the first round
 

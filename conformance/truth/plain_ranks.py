@@ -100,8 +100,6 @@ class _World:
 
 
 class _RandomState:
-    """The random states of torch, NumPy and Python."""
-
     def take(self) -> Any:
         return torch.get_rng_state(), np.random.get_state(), random.getstate()
 

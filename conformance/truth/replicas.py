@@ -31,7 +31,6 @@ class Replicas:
     def __init__(
         self, modules: Sequence[nn.Module], *, ignored: frozenset[str] = frozenset(), broadcast_buffers: bool = True
     ) -> None:
-        """Take over `modules`, one per rank, whose `ignored` parameters and buffers stay local."""
         self.modules = list(modules)
         self._ignored = ignored
         self._broadcast_buffers = broadcast_buffers

@@ -148,8 +148,7 @@ class SimBarrier(SimWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return gloo's future, which is complete when every rank has come."""
         (inner,) = self._inners
-        future: torch.futures.Future[Any] = inner.get_future()
-        return future
+        return inner.get_future()
 
 
 class SimGroup(dist.ProcessGroup):

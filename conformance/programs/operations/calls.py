@@ -40,7 +40,7 @@ def named(owner: Any, *names: str) -> Callable[..., Any]:
     found = next((getattr(owner, name) for name in names if hasattr(owner, name)), None)
     if found is None:
         raise NotImplementedError(f"{type(owner).__name__} has no {' or '.join(names)}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def issue(

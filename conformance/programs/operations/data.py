@@ -184,7 +184,6 @@ def _noise(length: int, *key: int) -> Tensor:
 
 
 def _sign(noise: Tensor) -> Tensor:
-    """Return 1 or -1 for each number."""
     return 1 - 2 * (noise >> 40 & 1)
 
 

@@ -12,7 +12,6 @@ class Generators:
     """The random generators of torch, Python and NumPy, if that is imported, as they stood when this was last asked."""
 
     def __init__(self) -> None:
-        """Remember how they stand."""
         self._before = _states()
 
     def drawn(self) -> str:

@@ -75,7 +75,6 @@ class Board:
     """Notes that ranks leave each other under one heading, which all of them must have used equally often before."""
 
     def __init__(self, heading: str) -> None:
-        """Begin an empty board; nobody waits."""
         self._store = dist.distributed_c10d._get_default_store()
         self._heading = _once(f"board/{heading}")
 

@@ -37,7 +37,6 @@ class Patience:
     """How long a rank waits for what is due, in one scenario: less, once it has waited in vain."""
 
     def __init__(self) -> None:
-        """Begin with all of it."""
         self.way = ""
         self._seconds: dict[str, float] = {}
         self._lingers = _MOST_IN_VAIN

@@ -42,7 +42,6 @@ class InPlace(nn.Module):
     """A module that a DDP has changed in place, under the surface that wrappers have: `module`, forward, `no_sync`."""
 
     def __init__(self, module: nn.Module, set_sync: Callable[[bool], None] | None = None) -> None:
-        """Put the surface around `module`; `set_sync` switches its reductions on and off, where it can."""
         super().__init__()
         self.module = module
         self._set_sync = set_sync

@@ -16,18 +16,14 @@ from conformance.subjects.adapters.adapter import group_of, only
 
 
 class _Done:
-    """The handle of a reduction that is over."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._future.set_result(tensor)
 
     def wait(self) -> bool:
-        """Return at once: it went well."""
         return True
 
     def get_future(self) -> torch.futures.Future[Tensor]:
-        """Return a completed future."""
         return self._future
 
 
@@ -35,7 +31,6 @@ class SteadyManager:
     """The part of `torchft.manager.Manager` that its DDPs use, where the quorum is always the whole group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Reduce over `group`."""
         self._group = group
 
     def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> _Done:
@@ -52,8 +47,7 @@ def managed(module: nn.Module, **options: Any) -> nn.Module:
     names = "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view"
     taken = only({**options, "find_unused_parameters": False}, "process_group", *names)
     taken.pop("process_group", None)
-    wrapped: nn.Module = DistributedDataParallel(SteadyManager(group_of(options)), module, **taken)
-    return wrapped
+    return DistributedDataParallel(SteadyManager(group_of(options)), module, **taken)
 
 
 def pure(module: nn.Module, **options: Any) -> nn.Module:
@@ -61,5 +55,4 @@ def pure(module: nn.Module, **options: Any) -> nn.Module:
     from torchft.ddp import PureDistributedDataParallel
 
     only(options, "process_group")
-    wrapped: nn.Module = PureDistributedDataParallel(SteadyManager(group_of(options)), module)
-    return wrapped
+    return PureDistributedDataParallel(SteadyManager(group_of(options)), module)
