@@ -25,12 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")
     group.addoption("--ddp-no-native", action="store_true", help="leave out torch's own DDP, which runs beside it")
     group.addoption("--ddp-profile", default="", metavar="LEVEL", help="only scenarios of this level; full has core")
-    group.addoption(
-        "--ddp-expectations",
-        default="",
-        metavar="FILE",
-        help="known failures, or a baseline, as TOML",
-    )
+    group.addoption("--ddp-expectations", default="", metavar="FILE", help="known failures, or a baseline, as TOML")
     group.addoption(
         "--ddp-baseline", action="store_true", help="with --ddp torch: excuse what torch's own DDP breaks over gloo too"
     )

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
-from conformance.errors import ScenarioError, SpecificationError
+from conformance.errors import ScenarioError, SpecificationError, hint
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import Catalogue, chapter_packages, hint, load_catalogue
+from conformance.spec.catalogue import Catalogue, chapter_packages, load_catalogue
 from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.kept_scenarios import kept_scenarios
 

@@ -7,7 +7,6 @@ no backend. A vendor defines a `Backend` in a module of their own and passes `--
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from conformance import plugins
-from conformance.errors import BackendError
+from conformance.errors import BackendError, hint
 
 #: What DDPs may need beyond what every DDP does: broadcast, all_reduce (SUM, MAX and MIN), all_gather, barrier, and new
 #: groups.
@@ -105,12 +104,9 @@ class Backend:
         return self.device_type == "cpu" or self.simulated
 
     def misdeclared(self) -> str:
-        """Return what is wrong with the capabilities: one that there is not would hide what a scenario needs."""
-        for unknown in sorted(self.capabilities - CAPABILITIES):
-            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
-            return f"capability {unknown!r} means nothing to any scenario; {hint}"
-        return ""
+        """Return what is wrong with the capabilities: an unknown one would hide a capability that a scenario needs."""
+        unknown = min(self.capabilities - CAPABILITIES, default="")
+        return unknown and f"capability {unknown!r} means nothing to any scenario{hint(unknown, CAPABILITIES)}"
 
     def require(self) -> None:
         """Raise `BackendError` if the backend cannot be used here.

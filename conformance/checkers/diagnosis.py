@@ -68,8 +68,7 @@ def diagnose(
         return Diagnosis("", _times(wanted, came))
     if isinstance(came, Raised):
         return Diagnosis(
-            "raises",
-            "an exception where there must be none" if wanted is None else "an exception instead of a value",
+            "raises", "an exception where there must be none" if wanted is None else "an exception instead of a value"
         )
     if wanted is None and isinstance(came, Tensor):
         if is_zero(came):

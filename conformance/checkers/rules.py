@@ -368,10 +368,7 @@ def _gap(case: WrongValue) -> float:
 
 
 #: What dtype or shape already tell.
-OF_ANOTHER_KIND = (
-    Rule("wrong-dtype", 1, _wrong_dtype),
-    Rule("wrong-shape", 2, _wrong_shape),
-)
+OF_ANOTHER_KIND = (Rule("wrong-dtype", 1, _wrong_dtype), Rule("wrong-shape", 2, _wrong_shape))
 OF_THE_SAME_KIND = (
     Rule("not-finite", 0, _not_finite),
     Rule("no-sync-left-out", 0, _no_sync_left_out),

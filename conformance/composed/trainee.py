@@ -62,24 +62,14 @@ class Wrapping:
 #: How many iterations the ranks with most data have in a join context.
 JOIN_TURNS = 2
 _GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
-_GRAD_MODES: Mapping[str, _GradMode] = {
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
+_GRAD_MODES: Mapping[str, _GradMode] = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 
 
 class Trainee:
     """Plays the actions of a training on `model`, a wrapped module; `beside` is the second wrapper, if there is one."""
 
     def __init__(
-        self,
-        training: Training,
-        rank: int,
-        seed: int,
-        wrapping: Wrapping,
-        *,
-        device: torch.device | str,
-        phase: _Phase,
+        self, training: Training, rank: int, seed: int, wrapping: Wrapping, *, device: torch.device | str, phase: _Phase
     ) -> None:
         """Build the module, the same on every rank, and wrap it. All ranks must construct it."""
         self._training = training

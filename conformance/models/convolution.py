@@ -36,6 +36,7 @@ class PointwiseCnn(nn.Module):
         self.mix = nn.Conv2d(8, 8, 3, stride=2, padding=1)
         self.pointwise = nn.Conv2d(8, 16, 1)
         self.classifier = nn.Linear(16, 10)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = torch.tanh(self.expand(images.contiguous(memory_format=torch.channels_last)))
@@ -49,16 +50,7 @@ def digits_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def _cnn(dtype: torch.dtype) -> nn.Module:
-    return DigitsCnn().to(dtype)
-
-
-def _channels_last_cnn(dtype: torch.dtype) -> nn.Module:
-    model: nn.Module = PointwiseCnn().to(dtype)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
 FIXTURES = (
-    ModelFixture("cnn", _cnn, digits_loss, uses_buffers=True),
-    ModelFixture("channels_last_cnn", _channels_last_cnn, digits_loss),
+    ModelFixture("cnn", DigitsCnn, digits_loss, uses_buffers=True),
+    ModelFixture("channels_last_cnn", PointwiseCnn, digits_loss),
 )

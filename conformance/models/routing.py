@@ -88,25 +88,9 @@ def _first_head_loss(model: nn.Module, batch: Batch) -> Tensor:
     return squared_error(output, batch.normal(8, 4))
 
 
-def _moe(dtype: torch.dtype) -> nn.Module:
-    return MixtureOfExperts().to(dtype)
-
-
-def _rank_branch(dtype: torch.dtype) -> nn.Module:
-    return RankBranch().to(dtype)
-
-
-def _two_heads(dtype: torch.dtype) -> nn.Module:
-    return TwoHeads().to(dtype)
-
-
-def _unused(dtype: torch.dtype) -> nn.Module:
-    return Unused().to(dtype)
-
-
 FIXTURES = (
-    ModelFixture("moe", _moe, _moe_loss, has_unused=True),
-    ModelFixture("rank_branch", _rank_branch, _branch_loss, dtypes=ALL_REAL, has_unused=True),
-    ModelFixture("two_heads", _two_heads, _first_head_loss, dtypes=ALL_REAL, has_unused=True),
-    ModelFixture("unused", _unused, regression_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("moe", MixtureOfExperts, _moe_loss, has_unused=True),
+    ModelFixture("rank_branch", RankBranch, _branch_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("two_heads", TwoHeads, _first_head_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("unused", Unused, regression_loss, dtypes=ALL_REAL, has_unused=True),
 )

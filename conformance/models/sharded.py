@@ -1,9 +1,8 @@
-"""Models for tensor parallelism: small modules, and how to shard each over the ranks of a mesh dimension.
+"""Models for tensor parallelism: small modules in float64, and how to shard each over the ranks of a mesh dimension.
 
-All are in float64. The parameters' gradients of exact ones are rounded to whole multiples of `_QUANTUM` by hooks, as
-other fixtures do it (`models.exact`): what the order of sums changes is eleven orders of magnitude smaller, so that a
-sharded product and the product of the whole matrix give the same gradients bit for bit, and means over rows of the mesh
-are exact.
+Hooks round the parameters' gradients of an exact model to multiples of `_QUANTUM`, as in `models.exact`. The order of
+sums changes eleven orders of magnitude less, so a sharded product and the product of the whole matrix give the same
+gradients bit for bit, and means over rows of the mesh are exact.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from conformance.errors import ScenarioError
+from conformance.errors import ScenarioError, hint
 from conformance.models.exact import Quantum
 from conformance.models.integers import integers, with_integer_weights
 
@@ -38,11 +37,7 @@ Plan = Mapping[str, ParallelStyle]
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A module, how tensor parallelism spreads it, and what it is fed.
-
-    `exact`: gradients are rounded, so that they are the same bit for bit however the module is spread. `frozen` are the
-    names of parameters that are not trained.
-    """
+    """A module, its parallelisation plan and its data; `exact`: gradients are rounded; `frozen`: untrained names."""
 
     name: str
     module: Callable[[], nn.Module]
@@ -72,7 +67,7 @@ class ShardedModel:
         return module
 
     def inputs(self, row: int, step: int, micro: int) -> Tensor:
-        """Return the batch of a row of the mesh: all ranks of the row are fed the same."""
+        """Return the batch of a row of the mesh, the same on all ranks of the row."""
         key = ("sharded", self.name, row, step, micro)
         if self.takes_tokens:
             return integers(2, 12, key=key, largest=_NUM_TOKENS, dtype=torch.int64).remainder(_NUM_TOKENS)
@@ -86,7 +81,7 @@ class ShardedModel:
 
 
 class Branches(nn.Module):
-    """Tokens through a residual stream that is split over the sequence; which branches are added to it is an argument.
+    """A residual stream that is split over the sequence; the argument `use` names the branches that are added to it.
 
     Its normalisations are replicated, and each rank sees a part of the sequence: their gradients are partial sums.
     """
@@ -124,7 +119,7 @@ def _branches_plan() -> Plan:
 
 
 class Heads(nn.Module):
-    """Several heads; an argument of forward selects those that it uses."""
+    """Several heads; forward uses those that its argument names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +132,7 @@ class Heads(nn.Module):
 
 
 class Marked(nn.Module):
-    """An MLP with a buffer that takes part in forward and is changed by it."""
+    """An MLP whose forward adds a buffer to its output, then writes the mean of its inputs into the buffer."""
 
     mark: Tensor
 
@@ -164,7 +159,7 @@ def _with_plain_head(hidden: int) -> nn.Sequential:
 
 
 def _mlp_plan(prefix: str = "") -> Plan:
-    # Without local outputs in between, torch knows the whole size of what it splits unevenly.
+    # Without local outputs in between, torch knows the whole size of a dimension that it splits unevenly.
     return {f"{prefix}up": ColwiseParallel(use_local_output=False), f"{prefix}down": RowwiseParallel()}
 
 
@@ -209,7 +204,7 @@ _MODELS = {
 
 
 def get_sharded_model(name: str) -> ShardedModel:
-    """Return the model called `name`; raises `ScenarioError` listing those there are."""
+    """Return the model called `name`; raises `ScenarioError` with near misses."""
     if name not in _MODELS:
-        raise ScenarioError(f"unknown sharded model {name!r}; known: {', '.join(sorted(_MODELS))}")
+        raise ScenarioError(f"unknown sharded model {name!r}{hint(name, _MODELS)}")
     return _MODELS[name]

@@ -61,15 +61,7 @@ def _nested_loss(model: nn.Module, batch: Batch) -> Tensor:
     return squared_error(outputs, batch.normal(3, 8, 4))
 
 
-def _dataclass_output(dtype: torch.dtype) -> nn.Module:
-    return DataclassOutput().to(dtype)
-
-
-def _nested(dtype: torch.dtype) -> nn.Module:
-    return NestedOutput().to(dtype)
-
-
 FIXTURES = (
-    ModelFixture("dataclass_output", _dataclass_output, _dataclass_loss, dtypes=ALL_REAL),
-    ModelFixture("nested", _nested, _nested_loss, dtypes=ALL_REAL),
+    ModelFixture("dataclass_output", DataclassOutput, _dataclass_loss, dtypes=ALL_REAL),
+    ModelFixture("nested", NestedOutput, _nested_loss, dtypes=ALL_REAL),
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from conformance.errors import ScenarioError, certain
+from conformance.errors import ScenarioError, certain, hint
 
 if TYPE_CHECKING:
     from conformance.observation import Facts
@@ -117,9 +117,5 @@ def get_program(name: str) -> Program:
     """Return the program called `name`; raises `ScenarioError`, which suggests similar names."""
     programs = load_programs()
     if name not in programs:
-        import difflib
-
-        near = difflib.get_close_matches(name, programs, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(sorted(programs))}"
-        raise ScenarioError(f"unknown program {name!r}{hint}")
+        raise ScenarioError(f"unknown program {name!r}{hint(name, programs)}")
     return programs[name]

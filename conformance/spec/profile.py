@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from conformance.errors import SpecificationError
+from conformance.errors import SpecificationError, hint
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.catalogue import LEVELS, Catalogue
 from conformance.spec.quick import QUICK, load_kills, quick
 
 

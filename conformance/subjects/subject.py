@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conformance import plugins
-from conformance.errors import SubjectError
+from conformance.errors import SubjectError, hint
 
 if TYPE_CHECKING:  # commands that print a finished report need no torch
     from torch import nn
@@ -108,11 +108,9 @@ class Subject:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `SubjectError` for a capability that there is not: it would hide what a scenario needs."""
+        """Raise `SubjectError` for an unknown capability, which would hide a capability that a scenario needs."""
         for unknown in sorted(self.capabilities - CAPABILITIES):
-            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(sorted(CAPABILITIES))}"
-            raise SubjectError(f"DDP {self.name!r}: unknown capability {unknown!r}; {hint}")
+            raise SubjectError(f"DDP {self.name!r}: unknown capability {unknown!r}{hint(unknown, CAPABILITIES)}")
 
     @property
     def typed(self) -> str:
@@ -180,8 +178,8 @@ def named(text: str) -> Subject:
         return Subject(text, target)
     names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
     near = difflib.get_close_matches(text, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
-    raise SubjectError(f"unknown DDP {text!r}; {_as_module(text) or hint}")
+    advice = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
+    raise SubjectError(f"unknown DDP {text!r}; {_as_module(text) or advice}")
 
 
 def _as_module(text: str) -> str:
@@ -287,7 +285,7 @@ def _attribute(subject: Subject) -> object:
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{hint}")
+            advice = f"; did you mean {near[0]}?" if near else ""
+            raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{advice}")
         found = getattr(found, part)
     return found

@@ -136,7 +136,7 @@ def test_unsupported_is_a_verdict_if_all_ranks_say_so() -> None:
 def test_an_invariant_that_nobody_knows_is_our_fault() -> None:
     verdict, findings = _judge(_run(), program=Program("p", lambda ctx: None, invariants=("same_colectives",)))
     assert verdict is Verdict.HARNESS_ERROR
-    assert "known are same_collectives" in findings[0].summary
+    assert "did you mean same_collectives" in findings[0].summary
     with pytest.raises(SpecificationError):
         get_checker("no such thing at all")
 

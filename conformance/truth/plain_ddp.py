@@ -36,14 +36,7 @@ from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrapper_number
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-from conformance.truth.tensors import (
-    a_copy,
-    laid_out,
-    leads_to,
-    nodes_behind,
-    outside_transforms,
-    tensors_in,
-)
+from conformance.truth.tensors import a_copy, laid_out, leads_to, nodes_behind, outside_transforms, tensors_in
 
 
 class PlainDDP(nn.Module, Joinable):
