@@ -32,8 +32,7 @@ WIDTH = 4
 class Use:
     """A module, the code of one step, and how the module is wrapped (as a whole unless `wrap` says otherwise).
 
-    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not raise. `ignored` are
-    names of parameters that the DDP must ignore.
+    A DDP may raise `refusal` instead of averaging; None: it may not raise. It must ignore the parameters `ignored`.
     """
 
     build: Callable[[], nn.Module]
@@ -94,8 +93,8 @@ class Twins(nn.Module):
         return self.last(self.decoder(self.encoder(inputs)))
 
 
-#: Names to ignore, and names that somebody might take for them who compares in another way than as a whole: they have
-#: one of them as a beginning, an end or a part, are a part of one, or match one as a pattern or without regard to case.
+#: Names to ignore, and names that a DDP would also ignore if it did not compare whole names: by a prefix, a suffix or a
+#: part, as a pattern, or without regard to case.
 IGNORED_NAMES = ("net.layer1.weight", "net.bias", "net.w*", "net.table?")
 _NEIGHBOURS_OF_IGNORED = (
     "net.layer10.weight", "net.layer1.weight2", "net.layer1.weight_orig", "net.layer1.bias", "net.layer1.w",

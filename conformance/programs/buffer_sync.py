@@ -1,4 +1,4 @@
-"""Programs about buffers: which values a forward sees, and what synchronising buffers must not disturb."""
+"""Programs about buffers: which values a forward finds, and what synchronising buffers must not disturb."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _IN_ROOT = ("table", "count")
 class Drifting(nn.Module):
     """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
-    With `replaces`, a forward replaces its buffers by new tensors instead of writing into them. With `registers_later`
-    it has none until `register` is called.
+    With `replaces`, a forward replaces its buffers by new tensors. With `registers_later` it has none until `register`.
     """
 
     def __init__(self, rank: int, *, replaces: bool, registers_later: bool = False) -> None:
@@ -77,10 +76,8 @@ def _stored(name: str, *key: object) -> Tensor:
 
 
 def _drifting(scenario: Scenario, rank: int) -> nn.Module:
-    given = scenario.arguments
-    module = Drifting(
-        rank, replaces=bool(given.get("replaces")), registers_later=bool(given.get("registers_later"))
-    )  # fmt: skip
+    replaces, registers_later = (bool(scenario.arguments.get(name)) for name in ("replaces", "registers_later"))
+    module = Drifting(rank, replaces=replaces, registers_later=registers_later)
     with_integer_weights(module.layer, scenario.seed)
     return module
 
@@ -93,10 +90,9 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 def buffer_sync(ctx: RankContext) -> None:
     """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
-    With `registers_later` the module has buffers from step 1 on.
-
-    Observes gradients, for each step `seen/<name>`, the values that its forward found, and with argument `asks`
-    `will_sync`, what the wrapper announced before it; and `final/buffer/<name>`. All ranks run it.
+    With `registers_later` the module has buffers from step 1 on. Observes gradients, for each step `seen/<name>`, the
+    values that its forward found, and with argument `asks` `will_sync`, what the wrapper announced before the step; and
+    `final/buffer/<name>`. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
     if ignored := ctx.arguments.get("ignored"):
@@ -125,7 +121,7 @@ buffer_sync.expects(truth_of)
 def due_buffers(ctx: RankContext) -> None:
     """Run `Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
 
-    But for the last kind a backward follows. Argument `mode` is `train` or `eval`. Observes for each forward
+    A backward follows, except for `no_grad`. Argument `mode` is `train` or `eval`. Observes for each forward
     `<k>.<kind>/seen/<name>`, the buffers that it found. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
@@ -177,9 +173,9 @@ class _Seeing(nn.Module):
 def announced_buffers(ctx: RankContext) -> None:
     """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
 
-    With argument `none` the module has no buffer; otherwise every rank gives it a value of its own before each forward,
-    and a forward that finds another one on any rank has synchronised it. Observes `untrue`, the forwards of which the
-    wrapper said otherwise than they did, and `any`, whether any of them synchronised buffers. All ranks run it.
+    With argument `none` the module has no buffer; otherwise every rank writes its own value before each forward, and a
+    forward that finds another value on any rank has synchronised it. Observes `untrue`, the forwards that did not do
+    what the wrapper announced, and `any`, whether any of them synchronised buffers. All ranks run it.
     """
     module: Any = _Seeing()
     if not ctx.arguments.get("none"):
@@ -253,8 +249,8 @@ forwards_before_backward.expects(truth_of)
 def silent_forward(ctx: RankContext) -> None:
     """Train a module that has nothing to synchronise in forward; argument `kind`: "no_buffers", "ignored" or "off".
 
-    Observes `step<k>/in_forward`, the collectives of each step's forward, and of the first two `agreements` instead:
-    in one of them a DDP may agree on the order of its buckets. All ranks run it.
+    Observes the collectives of each forward: of the first two as `agreements`, since a DDP may agree on the order of
+    its buckets in one of them, and then as `step<k>/in_forward`. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if ctx.arguments["kind"] != "no_buffers":

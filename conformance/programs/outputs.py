@@ -39,7 +39,7 @@ class Record:
 
 @dataclass
 class Unset:
-    """Two outputs, and a field that nobody sets."""
+    """Two outputs, and a field that is never set."""
 
     first: Tensor
     second: Tensor
@@ -60,7 +60,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Structure:
-    """How to build a structure from two tensors and a marker, and how to find them in it."""
+    """Functions that build a structure from two tensors and a marker, find them in it, and describe its shape."""
 
     build: Callable[[Tensor, Tensor, Marker], Any]
     parts: Callable[[Any], tuple[Tensor, ...]]
@@ -118,7 +118,7 @@ STRUCTURES: Mapping[str, Structure] = {
         _kind,
         lambda out: out["record"][0].note,
     ),
-    "unset_field": Structure(lambda a, b, _: Unset(a, b), lambda out: (out.first, out.second), _type),
+    "unset_field": Structure(lambda a, b, _: Unset(a, b), lambda out: (out.first, out.second), _kind),
     "list_of_itself": Structure(_list_of_itself, lambda out: (out[0], out[3][1]), _type, lambda out: out[3][3][2]),
     "dict_of_itself": Structure(
         _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]
@@ -195,6 +195,4 @@ def _run(ctx: RankContext, refusal: Raises | None = None) -> None:
 
 
 outputs.expects(truth_of)
-
-
 opaque_output.expects(truth_of)

@@ -1,4 +1,4 @@
-"""What each operation is: which tensors a rank passes and gets, what they hold, and what of it a backend may lack."""
+"""Describes each operation: the tensors that a rank passes and gets, their content, and the capability it needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from conformance.programs.operations.data import ALL
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
+    """A rank in a group, the group's size, and the root's rank in it.
 
-    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`. Data and uneven
-    splits are other ones in another round, which is its `turn`.
+    One call of a coalesced operation has `tensors` tensors, one of them empty if it `has_empty`. Data and uneven splits
+    depend on the round, `turn`.
     """
 
     rank: int
@@ -27,15 +27,15 @@ class Place:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the root."""
+        """Whether this rank is the root."""
         return self.rank == self.root
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What rank `source` has for rank `target`, `ALL` if for everybody; `length` times the cell's size.
+    """The data of rank `source` for rank `target`, or for `ALL` ranks; `length` times the cell's size.
 
-    With `source` `SUMMED` it is the reduction of what every rank has for `target`. `UNTOUCHED` is what it was before.
+    `source` may be `SUMMED`, the reduction of every rank's data for `target`, or `UNTOUCHED`, the content before.
     """
 
     source: int
@@ -52,12 +52,11 @@ Blocks = tuple[Block, ...]
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. `inputs` and `outputs` say by place what a rank passes and what it must get, tensor by tensor.
+    """One operation. `inputs` and `outputs` return by place the tensors that a rank passes and must get.
 
-    Where it works `in_place`, inputs are the first outputs too, and the input may be empty: then there is only room.
-    `single`: a tensor holds several ranks' blocks. `of_pairs` goes from rank to rank, and does not take part in the
-    order of collectives. It `holds` every rank until all have come. `needs` is the capability without which a backend
-    lacks it; empty: every backend has it.
+    `in_place`: the inputs are the outputs, and a rank without an input passes an output. `single`: a tensor holds
+    several ranks' blocks. `of_pairs`: a message, which is not in the order of collectives. `holds`: it returns when
+    every rank has called. `needs` is the capability that a backend may lack; empty: every backend has the operation.
     """
 
     name: str
@@ -73,14 +72,14 @@ class Operation:
     holds: bool = False
 
     def needs_rank(self, place: Place, rank: int) -> bool:
-        """Whether it cannot be done at `place` before `rank` has come, since what a rank gets there is also of that."""
+        """Whether the rank at `place` cannot finish before `rank` calls, because it gets data of `rank`."""
         if self.holds:
             return True
         blocks = [block for blocks in self.outputs(place) for block in blocks]
         return any(block.length > 0 and block.source in (SUMMED, rank) for block in blocks)
 
     def root_needing(self, rank: int) -> int:
-        """Return the root with which others need `rank`, or the root does: itself if the root sends, else 0."""
+        """Return a root with which some rank needs `rank`: `rank` itself if the root sends, else 0."""
         return rank if self.rooted and self.needs_rank(Place(0, 2, root=1), 1) else 0
 
 
@@ -123,7 +122,7 @@ def _at_root(
 
 
 def uneven(source: int, target: int, turn: int) -> int:
-    """Return how many times the cell's size `source` sends to `target` where splits are uneven; zero for some."""
+    """Return the uneven split, in the cell's size, that `source` sends to `target`; some are zero."""
     return (2 * source + target + turn) % 3
 
 
@@ -157,7 +156,7 @@ def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], 
 
 
 def lengths(tensors: int, *, has_empty: bool = False) -> tuple[int, ...]:
-    """Return how many times the cell's size each of so many tensors has that are in one call."""
+    """Return the lengths, in the cell's size, of the tensors in one call."""
     return tuple(islice(cycle((1, 0, 3, 2) if has_empty else (1, 3, 2)), tensors))
 
 
@@ -199,7 +198,6 @@ _ALL = (
 
 _BARRIER = Operation("barrier", _nothing, _nothing, holds=True)
 
-#: Every operation on tensors by its name; names are those of torch's public functions, where there are some. And all
-#: that ranks can call together, which has no tensors besides.
+#: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})
 CALLED: Mapping[str, Operation] = MappingProxyType({**OPERATIONS, _BARRIER.name: _BARRIER})
