@@ -102,6 +102,10 @@ def _negative(ctx: RankContext) -> Any:
     return _split_by(ctx, splits, splits, ctx.world_size, ctx.world_size)
 
 
+def _batch(operations: Any) -> Any:
+    return dist.batch_isend_irecv(operations)
+
+
 def _gather_single(ctx: RankContext, num_out: int, dtype: torch.dtype = torch.float32) -> Any:
     call = named(dist, "all_gather_single", "all_gather_into_tensor")
     return call(_ones(ctx, num_out, dtype), _ones(ctx), group=ctx.process_group)
@@ -234,9 +238,8 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
         Mistake("gather of float32 into float64", _gather(dtype=torch.float64)),
     ),
     "wrong-batches": (
-        Mistake("batch_isend_irecv of tensors", lambda ctx: dist.batch_isend_irecv([_ones(ctx)]), ("P2POp",)),
-        Mistake("batch_isend_irecv of something else than a list",
-                lambda ctx: dist.batch_isend_irecv((_ones(ctx),)), ("P2POp",)),  # type: ignore[arg-type]
+        Mistake("batch_isend_irecv of tensors", lambda ctx: _batch([_ones(ctx)]), ("P2POp",)),
+        Mistake("batch_isend_irecv of something else than a list", lambda ctx: _batch((_ones(ctx),)), ("P2POp",)),
     ),
     "unknown-ranks": (
         Mistake("new_group of a rank that there is not",

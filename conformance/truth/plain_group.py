@@ -1,7 +1,7 @@
-"""`PlainGroup`: a process group between plain ranks, whose operations meet at the baton; sums in the order of ranks.
+"""`PlainGroup`: a process group of plain ranks, whose operations are meetings at the baton; sums in rank order.
 
-The functions of `torch.distributed`, and what is built on them (autograd functions, optimizers, hooks), reach it as
-they reach any process group that is written in Python.
+The functions of `torch.distributed`, and autograd functions, optimizers and hooks that use them, call it like any
+process group that is written in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance.truth.baton import Baton, Meeting
 #: torch numbers a process's groups. The ranks of one process begin at different multiples of this number.
 FIRST_NUMBER = 1_000_000
 
-#: What plain groups are said to be made of: a backend that every torch has for every device.
+#: The backend that plain groups name: every torch has it for every device.
 BACKEND = "gloo"
 
 _OPERATIONS: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = {
@@ -39,7 +39,7 @@ _OPERATIONS: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class PlainWork(dist.Work):
-    """One operation of one rank. `wait` hands the baton over until the others have come."""
+    """One operation of one rank. `wait` hands the baton over until the other ranks have arrived."""
 
     def __init__(self, baton: Baton, rank: int, meeting: Meeting, results: list[Tensor]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PlainWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether all ranks have come; a rank that polls lets the others come first."""
+        """Return True, after all ranks have arrived: a rank that polls hands the baton over."""
         self.wait()
         return True
 
@@ -63,7 +63,7 @@ class PlainWork(dist.Work):
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Wait, and return a future of the outputs that is done: nothing here overlaps."""
+        """Wait, and return a completed future of the outputs."""
         self.wait()
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self._results)
@@ -72,7 +72,7 @@ class PlainWork(dist.Work):
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank passes to an operation: the tensors that it reads, copied, and those that it writes."""
+    """The arguments of an operation on a rank: copies of its input tensors, and its output tensors."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
@@ -82,7 +82,7 @@ class PlainGroup(dist.ProcessGroup):
     """One rank's view of a group of plain ranks; `members` are the ranks of the world in the order of the group."""
 
     def __init__(self, baton: Baton, members: Sequence[int], rank: int, name: str) -> None:
-        """Join `rank`, of the world, to the group that all members call `name`. Not collective."""
+        """Make the view of global rank `rank` of the group `name`. Not collective."""
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
         self.baton = baton
         self.group = self
@@ -93,17 +93,17 @@ class PlainGroup(dist.ProcessGroup):
         self._indices = itertools.count()
         self._private: dict[object, itertools.count[int]] = {}
         self._peers: dict[tuple[str, int, int], itertools.count[int]] = {}
-        self._kept: deque[PlainWork] = deque(maxlen=64)  # C++ code that is handed one keeps its C++ part only
+        self._kept: deque[PlainWork] = deque(maxlen=64)  # C++ code keeps only the C++ part of a Work
         self._given_name = ""
 
     def meet(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Meet the other ranks outside of the group's order of operations, and return this rank's result.
 
-        `of` is whose meeting it is, the same on all ranks; `combine` gets what ranks brought, in the group's order.
+        `of` names the meeting's owner, the same on all ranks; `combine` gets the values of ranks, in the group's order.
         """
-        return self.baton.wait(self._me, self.come(of, what, value, combine))
+        return self.outcome(self.arrive(of, what, value, combine))
 
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Meeting:
+    def arrive(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Meeting:
         """Bring `value` to a meeting as `meet` does, and go on. `baton.wait` returns this rank's result."""
         index = next(self._private.setdefault(of, itertools.count()))
 
@@ -111,10 +111,10 @@ class PlainGroup(dist.ProcessGroup):
             results = combine([brought[member] for member in self.members])
             return dict(zip(self.members, results, strict=True))
 
-        return self.baton.come(self._me, (*self._place, of, index), self.members, what, value, by_member)
+        return self.baton.arrive(self._me, (*self._place, of, index), self.members, what, value, by_member)
 
     def outcome(self, meeting: Meeting) -> Any:
-        """Wait for the others, and return this rank's result of a meeting to which it has come."""
+        """Wait for the others, and return this rank's result of a meeting."""
         return self.baton.wait(self._me, meeting)
 
     def new_group(self, ranks: Sequence[int], *, group_name: str, **_: Any) -> PlainGroup | None:
@@ -125,7 +125,7 @@ class PlainGroup(dist.ProcessGroup):
         group._set_group_name(group_name)  # type: ignore[arg-type]
         return group
 
-    # What torch asks of a group by these names.
+    # Methods that torch calls by these names.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name of the backend that every torch knows."""
@@ -151,7 +151,7 @@ class PlainGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    # Collectives: each says what a rank reads, what it writes, and how the one comes of the others'.
+    # Collectives: each passes a rank's inputs and outputs, and a function that computes all outputs from all inputs.
 
     def _issue(self, what: str, call: Call, combine: Callable[[list[Call]], None]) -> PlainWork:
         def run(brought: Mapping[int, Call]) -> dict[int, None]:
@@ -160,7 +160,7 @@ class PlainGroup(dist.ProcessGroup):
             return dict.fromkeys(brought)
 
         place = (*self._place, next(self._indices))
-        meeting = self.baton.come(self._me, place, self.members, what, call, run)
+        meeting = self.baton.arrive(self._me, place, self.members, what, call, run)
         work = PlainWork(self.baton, self._me, meeting, call.outputs)
         self._kept.append(work)
         return work
@@ -293,7 +293,7 @@ class PlainGroup(dist.ProcessGroup):
 
         what = f"send from {sender} to {receiver}"
         index = next(self._peers.setdefault((what, *pair), itertools.count()))
-        meeting = self.baton.come(self._me, (*self._place, what, index), pair, what, call, combine)
+        meeting = self.baton.arrive(self._me, (*self._place, what, index), pair, what, call, combine)
         return PlainWork(self.baton, self._me, meeting, call.outputs)
 
 
@@ -332,5 +332,5 @@ def _shapes(tensors: Sequence[Tensor]) -> str:
 
 
 def _shared(name: str) -> str:
-    """Return what all ranks call the group that torch has named so on this one; see `RankWorld`."""
+    """Return the name on all ranks of the group that torch has named `name` on this rank; see `RankWorld`."""
     return str(int(name) % FIRST_NUMBER) if name.isdecimal() else name

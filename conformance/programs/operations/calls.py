@@ -165,7 +165,8 @@ def _method(
 def _functional(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
     from torch.distributed import _functional_collectives as functional
 
-    op, given = cell.reduction.lower(), inputs[0] if inputs else None
+    op = cell.reduction.lower()
+    given = inputs[0]
     received, sent = _splits(cell, place)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: functional.all_reduce(given, op, group),

@@ -129,7 +129,7 @@ def extremes(name: str, op: str, length: int, *, source: int, target: int, turn:
 
 
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
-    """Return the exact reduction of the ranks' tensors, in their dtype; of bool SUM, MAX are or, PRODUCT, MIN are and."""
+    """Return the exact reduction of the ranks' tensors in their dtype; of bool SUM, MAX are or, PRODUCT, MIN and."""
     dtype = parts[0].dtype
     if dtype == torch.bool:
         stacked = torch.stack(list(parts))
