@@ -65,9 +65,7 @@ def test_the_order_of_collectives_is_judged_whatever_a_program_asks_for(asks_for
 def test_the_gravest_finding_decides_and_comes_first() -> None:
     verdict, findings = _judge({0: ended(0, "abandoned"), 1: ended(1, "killed")})
     assert (verdict, findings[0].checker) == (Verdict.CRASH, "no_crash")
-    assert _named(findings, "facts") == Finding(
-        "facts", Verdict.UNKNOWN, "not every rank came to report what it observed"
-    )
+    assert _named(findings, "facts") == Finding("facts", Verdict.UNKNOWN, "not every rank reported its facts")
     verdict, findings = _judge({0: ended(0, "hung", gradients(4, 5)), 1: raised(1, ValueError("no"), gradients(4))})
     assert [finding.checker for finding in findings[:2]] == ["no_hang", "no_exception"]
     assert verdict is Verdict.HANG
