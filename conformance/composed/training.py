@@ -91,6 +91,11 @@ NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
 _NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
+#: The values of a training's fields.
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "output": OUTPUTS, "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
+    "optimizer": OPTIMIZERS, "nested": NESTED, "order": ORDERS, "finalizes": FINALIZES,
+}  # fmt: skip
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -208,15 +213,8 @@ class Training:
     finalizes: str = ""
 
     def __post_init__(self) -> None:
-        _check("output", self.output, OUTPUTS)
-        _check("idle", self.idle, IDLE)
-        _check("comm hook", self.comm_hook, COMM_HOOKS)
-        _check("around", self.around, AROUND)
-        _check("precision", self.precision, PRECISIONS)
-        _check("optimizer", self.optimizer, OPTIMIZERS)
-        _check("nested", self.nested, NESTED)
-        _check("order", self.order, ORDERS)
-        _check("finalizes", self.finalizes, FINALIZES)
+        for name, known in _KNOWN.items():
+            _check(name.replace("_", " "), getattr(self, name), known)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 
