@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from conformance.parity import Report
 
-#: A test's property under which the controller finds what `parity` has compared, also behind `pytest -n`.
+#: The name of a test's property with the comparisons of `parity`, which pytest passes on from xdist workers.
 _PARITY = "parity"
 
 
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say how many scenarios the options choose, where they choose."""
+    """Report the number of scenarios, if options select some."""
     profile, cheapest = config.getoption("--ddp-profile"), config.getoption("--one-per-requirement")
     if not (profile or cheapest):
         return []
@@ -69,7 +69,7 @@ def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what `parity` left out because it was declared, and with `-v` what it compared."""
+    """Print declared differences of `parity`, and with `-v` its comparisons."""
     tests = [test for outcome in ("passed", "failed") for test in terminalreporter.getreports(outcome)]
     verbose = terminalreporter.verbosity > 0
     lines = [

@@ -47,7 +47,7 @@ _OPTIONAL_KEYS = {"order", "testable", "note"}
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One sentence that a DDP keeps or breaks, with the sources of the sentence."""
+    """One sentence that a DDP must keep, with its sources."""
 
     id: str
     chapter: str
@@ -186,7 +186,7 @@ def _requirement(where: str, entry: Any, chapter: str, prefix: str) -> Requireme
 
 
 def _checked(where: str, entry: Any, keys: Mapping[str, type]) -> dict[str, Any]:
-    """Return `entry` if it is a table with exactly these keys (optional ones may be missing) of these types."""
+    """Return `entry` if it is a table with exactly these keys, some of them optional, of these types."""
     if not isinstance(entry, dict):
         raise SpecificationError(f"{where}: expected a table, got {type(entry).__name__}")
     if unknown := sorted(set(entry) - set(keys)):

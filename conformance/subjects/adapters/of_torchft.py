@@ -1,7 +1,7 @@
 """Adapters of torchft's two DDPs, with a manager that never sees a failure.
 
-torchft's own `Manager` starts servers, and finds out which replicas are there before every step. What is judged here is
-the DDPs; so a stand-in reduces over the process group that the scenario gives, as the manager does while nobody fails.
+torchft's own `Manager` starts servers, and looks for live replicas before every step. A stand-in reduces over the
+scenario's process group, as the manager does without a failure.
 """
 
 from __future__ import annotations
