@@ -77,7 +77,7 @@ class Tied(nn.Module):
         return self.decoder(self.encoder(inputs))
 
 
-class Twins(nn.Module):
+class _Twins(nn.Module):
     """Layers whose weights share memory and are two parameters, and one that begins inside the memory of another."""
 
     def __init__(self) -> None:
@@ -89,7 +89,6 @@ class Twins(nn.Module):
         self.last.weight = nn.Parameter(self.encoder.weight.data[1:])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH - 1."""
         return self.last(self.decoder(self.encoder(inputs)))
 
 
@@ -103,7 +102,7 @@ _NEIGHBOURS_OF_IGNORED = (
 )  # fmt: skip
 
 
-class ManyNames(nn.Module):
+class _ManyNames(nn.Module):
     """A vector under every name, each of which has a gradient of its own."""
 
     def __init__(self) -> None:
@@ -118,11 +117,10 @@ class ManyNames(nn.Module):
             owner.register_parameter(own, nn.Parameter(torch.empty(WIDTH)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         return torch.stack([inputs * vector * (1 + index) for index, vector in enumerate(self.parameters())]).sum(0)
 
 
-class Odd(nn.Module):
+class _Odd(nn.Module):
     """A scalar parameter, one without elements, and an ordinary one."""
 
     def __init__(self) -> None:
@@ -132,7 +130,6 @@ class Odd(nn.Module):
         self.weight = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         return inputs * self.weight * self.scale + self.nothing.sum()
 
 
@@ -316,10 +313,10 @@ USES: Mapping[str, Use] = {
     "gradient_set_before": Use(layers, _gradient_set_before),
     "used_twice": Use(Twice, _ordinary),
     "tied": Use(Tied, _ordinary),
-    "twins": Use(Twins, _ordinary),
-    "odd_shapes": Use(Odd, _ordinary),
+    "twins": Use(_Twins, _ordinary),
+    "odd_shapes": Use(_Odd, _ordinary),
     "ignored_in_root": Use(Twice, _ordinary, ignored=("shared",)),
-    "ignored_among_neighbours": Use(ManyNames, _ordinary, ignored=IGNORED_NAMES),
+    "ignored_among_neighbours": Use(_ManyNames, _ordinary, ignored=IGNORED_NAMES),
     "ignored_in_child": Use(layers, _ordinary, ignored=("0.bias", "1.weight")),
     "partial_backward": Use(layers, _partial_backward, refusal=_REFUSAL, num_steps=1),
     "two_wrappers": Use(_pair, _two_wrappers, _wrap_each),

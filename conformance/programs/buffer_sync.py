@@ -29,7 +29,7 @@ NUM_STEPS = 4
 _IN_ROOT = ("table", "count")
 
 
-class Drifting(nn.Module):
+class _Drifting(nn.Module):
     """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
     With `replaces`, a forward replaces its buffers by new tensors. With `registers_later` it has none until `register`.
@@ -58,7 +58,6 @@ class Drifting(nn.Module):
         return self if name in _IN_ROOT else self.state
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
         for name in self.names:
             value = _stored(name, self.rank, self.num_forwards).to(inputs.device)
@@ -77,7 +76,7 @@ def _stored(name: str, *key: object) -> Tensor:
 
 def _drifting(scenario: Scenario, rank: int) -> nn.Module:
     replaces, registers_later = (bool(scenario.arguments.get(name)) for name in ("replaces", "registers_later"))
-    module = Drifting(rank, replaces=replaces, registers_later=registers_later)
+    module = _Drifting(rank, replaces=replaces, registers_later=registers_later)
     with_integer_weights(module.layer, scenario.seed)
     return module
 
@@ -88,7 +87,7 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 
 @program("buffer_sync", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def buffer_sync(ctx: RankContext) -> None:
-    """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
+    """Train steps of `_Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
     With `registers_later` the module has buffers from step 1 on. Observes gradients, for each step `seen/<name>`, the
     values that its forward found, and with argument `asks` `will_sync`, what the wrapper announced before the step; and
@@ -119,7 +118,7 @@ buffer_sync.expects(truth_of)
 
 @program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def due_buffers(ctx: RankContext) -> None:
-    """Run `Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
+    """Run `_Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
 
     A backward follows, except for `no_grad`. Argument `mode` is `train` or `eval`. Observes for each forward
     `<k>.<kind>/seen/<name>`, the buffers that it found. All ranks run it.
@@ -144,7 +143,7 @@ def _due_buffers(scenario: Scenario) -> Mapping[int, Facts]:
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
     due = True
     for index, kind in enumerate(scenario.arguments["forwards"]):
-        for name, _ in Drifting(0, replaces=False).named_buffers():
+        for name, _ in _Drifting(0, replaces=False).named_buffers():
             for rank, mine in facts.items():
                 written = name.split(".")[-1], 0 if due else rank, index - 1 if index else "start"
                 mine[f"{index}.{kind}/seen/{name}"] = buffer_value(*written)

@@ -21,7 +21,7 @@ from conformance.truth.expected import Raises, Satisfies
 from conformance.truth.steps import gradients
 
 
-class Minefield(nn.Module):
+class _Minefield(nn.Module):
     """Two layers; if `armed`, backward raises between them, when the last layer's gradients are ready."""
 
     def __init__(self) -> None:
@@ -31,7 +31,6 @@ class Minefield(nn.Module):
         self.armed = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
         return self.last(Bomb.apply(hidden) if self.armed else hidden)
 
@@ -48,7 +47,7 @@ def exception_in_backward(ctx: RankContext) -> None:
     `step0/grad/...`, `step1/raised`, and `outcome`: the third step's gradients, or the error that it raised.
     All ranks run it.
     """
-    module: Any = with_integer_weights(Minefield(), ctx.scenario.seed).to(ctx.device)
+    module: Any = with_integer_weights(_Minefield(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     _ordinary(model, rank_step(ctx, 0))
     ctx.observe_gradients("step0", module)

@@ -20,18 +20,16 @@ from conformance.truth.place import Place
 from conformance.truth.plain_group import PlainGroup
 
 
-class RealPlace:
+class _RealPlace:
     """A `Place` of real processes: each sends its values to all."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def rank(self) -> int:
-        """Return this process's number in the group."""
         return self.group.rank()
 
     def size(self) -> int:
-        """Return the number of processes."""
         return self.group.size()
 
     def arrive(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
@@ -41,7 +39,6 @@ class RealPlace:
         return combine(brought)[self.rank()]
 
     def outcome(self, meeting: Any) -> Any:
-        """Return what `arrive` returned."""
         return meeting
 
 
@@ -77,4 +74,4 @@ class PlainDDP(plain_ddp.PlainDDP):
         return {}
 
     def _place_of(self, group: dist.ProcessGroup) -> Place:
-        return group if isinstance(group, PlainGroup) else RealPlace(group)
+        return group if isinstance(group, PlainGroup) else _RealPlace(group)

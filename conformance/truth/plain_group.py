@@ -38,7 +38,7 @@ _OPERATIONS: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class PlainWork(dist.Work):
+class _PlainWork(dist.Work):
     """One operation of one rank. `wait` hands the baton over until the other ranks have arrived."""
 
     def __init__(self, baton: Baton, rank: int, meeting: Meeting, results: list[Tensor]) -> None:
@@ -59,7 +59,6 @@ class PlainWork(dist.Work):
         return True
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -93,7 +92,7 @@ class PlainGroup(dist.ProcessGroup):
         self._indices = itertools.count()
         self._private: dict[object, itertools.count[int]] = {}
         self._peers: dict[tuple[str, int, int], itertools.count[int]] = {}
-        self._kept: deque[PlainWork] = deque(maxlen=64)  # C++ code keeps only the C++ part of a Work
+        self._kept: deque[_PlainWork] = deque(maxlen=64)  # C++ code keeps only the C++ part of a Work
         self._given_name = ""
 
     def meet(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
@@ -153,7 +152,7 @@ class PlainGroup(dist.ProcessGroup):
 
     # Collectives: each passes a rank's inputs and outputs, and a function that computes all outputs from all inputs.
 
-    def _issue(self, what: str, call: Call, combine: Callable[[list[Call]], None]) -> PlainWork:
+    def _issue(self, what: str, call: Call, combine: Callable[[list[Call]], None]) -> _PlainWork:
         def run(brought: Mapping[int, Call]) -> dict[int, None]:
             with torch.no_grad():
                 combine([brought[member] for member in self.members])
@@ -161,11 +160,11 @@ class PlainGroup(dist.ProcessGroup):
 
         place = (*self._place, next(self._indices))
         meeting = self.baton.arrive(self._me, place, self.members, what, call, run)
-        work = PlainWork(self.baton, self._me, meeting, call.outputs)
+        work = _PlainWork(self.baton, self._me, meeting, call.outputs)
         self._kept.append(work)
         return work
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Replace each tensor by the reduction over ranks."""
         operation = _operation(options)
 
@@ -176,7 +175,7 @@ class PlainGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce  # type: ignore[assignment]
 
-    def reduce(self, tensors: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def reduce(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Replace the root's tensor by the reduction over ranks."""
         root, operation = options.rootRank, _operation(options)
 
@@ -185,7 +184,7 @@ class PlainGroup(dist.ProcessGroup):
 
         return self._issue(f"reduce of {_shapes(tensors)} to {root}", _in_place(tensors), combine)
 
-    def broadcast(self, tensors: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def broadcast(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Replace each tensor by the root's."""
         root = options.rootRank
 
@@ -194,23 +193,23 @@ class PlainGroup(dist.ProcessGroup):
 
         return self._issue(f"broadcast of {_shapes(tensors)} from {root}", _in_place(tensors), combine)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Give every rank all ranks' tensors, as a list."""
         return self._gathered(outputs[0], inputs[0])
 
-    def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> PlainWork:
+    def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
         """Give every rank all ranks' tensors, one after another."""
         return self._gathered(list(output.view(self.size(), *given.shape).unbind()), given)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
-    def _gathered(self, outputs: list[Tensor], given: Tensor) -> PlainWork:
+    def _gathered(self, outputs: list[Tensor], given: Tensor) -> _PlainWork:
         def combine(calls: list[Call]) -> None:
             _hand_out(calls, [call.inputs[0] for call in calls])
 
         return self._issue(f"all_gather of {_shapes([given])}", Call([_copy(given)], outputs), combine)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Give the root all ranks' tensors, as a list."""
 
         def combine(calls: list[Call]) -> None:
@@ -220,7 +219,7 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(inputs[0])], outputs[0] if outputs else [])
         return self._issue(f"gather of {_shapes(inputs)} to {options.rootRank}", call, combine)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any) -> PlainWork:  # type: ignore[override]
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any) -> _PlainWork:  # type: ignore[override]
         """Give each rank one tensor of the root's list."""
 
         def combine(calls: list[Call]) -> None:
@@ -230,17 +229,17 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(each) for each in inputs[0]] if inputs else [], list(outputs))
         return self._issue(f"scatter of {_shapes(outputs)} from {options.rootRank}", call, combine)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Give each rank the reduction of one tensor of the lists."""
         return self._reduced_and_scattered(outputs[0], inputs[0], options)
 
-    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> PlainWork:
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
         """Give each rank the reduction of one part of the tensors."""
         return self._reduced_and_scattered(output, list(given.view(self.size(), *output.shape).unbind()), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
-    def _reduced_and_scattered(self, output: Tensor, inputs: list[Tensor], options: Any) -> PlainWork:
+    def _reduced_and_scattered(self, output: Tensor, inputs: list[Tensor], options: Any) -> _PlainWork:
         operation = _operation(options)
 
         def combine(calls: list[Call]) -> None:
@@ -250,7 +249,7 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(each) for each in inputs], [output])
         return self._issue(f"reduce_scatter of {_shapes(inputs)}", call, combine)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> PlainWork:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> _PlainWork:
         """Give each rank one tensor of every rank's list."""
 
         def combine(calls: list[Call]) -> None:
@@ -262,13 +261,13 @@ class PlainGroup(dist.ProcessGroup):
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, output_sizes: list[int], input_sizes: list[int], options: Any = None
-    ) -> PlainWork:
+    ) -> _PlainWork:
         """Give each rank one part of every rank's tensor; parts are equal where no sizes are given."""
         return self.alltoall(_parts(output, output_sizes, self.size()), _parts(given, input_sizes, self.size()))
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = None) -> PlainWork:
+    def barrier(self, opts: Any = None) -> _PlainWork:
         """Wait for all ranks."""
         return self._issue("barrier", Call([], []), lambda _: None)
 
@@ -276,15 +275,15 @@ class PlainGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         self.barrier().wait()
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> PlainWork:
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
         """Send a tensor to the rank `peer` of the group."""
         return self._between(self.rank(), peer, Call([_copy(tensors[0])], []))
 
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> PlainWork:
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
         """Receive a tensor from the rank `peer` of the group."""
         return self._between(peer, self.rank(), Call([], [tensors[0].detach()]))
 
-    def _between(self, sender: int, receiver: int, call: Call) -> PlainWork:
+    def _between(self, sender: int, receiver: int, call: Call) -> _PlainWork:
         pair = self.members[sender], self.members[receiver]
 
         def combine(calls: Mapping[int, Call]) -> dict[int, None]:
@@ -294,7 +293,7 @@ class PlainGroup(dist.ProcessGroup):
         what = f"send from {sender} to {receiver}"
         index = next(self._peers.setdefault((what, *pair), itertools.count()))
         meeting = self.baton.arrive(self._me, (*self._place, what, index), pair, what, call, combine)
-        return PlainWork(self.baton, self._me, meeting, call.outputs)
+        return _PlainWork(self.baton, self._me, meeting, call.outputs)
 
 
 def _operation(options: Any) -> Any:

@@ -61,7 +61,7 @@ _ALIASES = {
 _NOTHING: deque[Any] = deque()
 
 
-class SimWork(dist.Work):
+class _SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
     def __init__(
@@ -92,7 +92,6 @@ class SimWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Make the current stream wait; the host goes on."""
         for inner in self._inners:
             # A finished receive would wait for another message; a failed work raises its error.
             if not inner.is_completed() or not inner.is_success():
@@ -103,7 +102,6 @@ class SimWork(dist.Work):
                 self._before.popleft()
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait; the host goes on."""
         self.synchronize()
 
     def is_completed(self) -> bool:
@@ -118,15 +116,12 @@ class SimWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Return True: a failure is raised at the launch."""
         return True
 
     def exception(self) -> Any:
-        """Return None: a failure is raised at the launch."""
         return None
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -138,7 +133,7 @@ class SimWork(dist.Work):
         return self._future
 
 
-class SimBarrier(SimWork):
+class _SimBarrier(_SimWork):
     """A barrier, whose wait holds the host."""
 
     def is_completed(self) -> bool:
@@ -165,7 +160,7 @@ class SimGroup(dist.ProcessGroup):
         self._sim = device
         self._streams: dict[int, torch.Stream] = {}
         self._under_way: dict[int, deque[Any]] = {}  # gloo's unfinished works, by the device's index
-        self._coalescing: list[SimWork] | None = None
+        self._coalescing: list[_SimWork] | None = None
         self._num_launched = 0
         self._is_over = False
         self._serves_hosts = serves_hosts
@@ -213,19 +208,19 @@ class SimGroup(dist.ProcessGroup):
         self._is_over = True
         self._inner.shutdown()
 
-    def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
+    def barrier(self, *args: Any, **kwargs: Any) -> _SimWork:
         """Begin a barrier; its wait is ordered after the group's earlier work on this device."""
         self._num_launched += 1
-        return SimBarrier(self._streams.get(torch.accelerator.current_device_index()), [], [self._inner.barrier()])
+        return _SimBarrier(self._streams.get(torch.accelerator.current_device_index()), [], [self._inner.barrier()])
 
     def _start_coalescing(self, device_type: torch.device) -> None:
         self._coalescing = []
 
-    def _end_coalescing(self, device_type: torch.device) -> SimWork:
+    def _end_coalescing(self, device_type: torch.device) -> _SimWork:
         works, self._coalescing = self._coalescing or [], None
-        return works[-1] if works else SimWork(None, [])
+        return works[-1] if works else _SimWork(None, [])
 
-    def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+    def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _SimWork:
         if self._is_over:
             raise RuntimeError(f"{method} of a process group of the simulated device that is destroyed")
         number = self._num_launched
@@ -240,7 +235,7 @@ class SimGroup(dist.ProcessGroup):
         if device is None:
             for work in self._carry_out(method, arguments):
                 work.wait()
-            return SimWork(None, outputs)
+            return _SimWork(None, outputs)
         moved = (outputs or inputs)[0]
         operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
@@ -260,7 +255,7 @@ class SimGroup(dist.ProcessGroup):
             while before and before[0].is_completed():
                 before.popleft()
             before.extend(inners)
-            work = SimWork(stream, outputs, inners, before, partial(self._sim.host_has_seen, self._sim.clock()))
+            work = _SimWork(stream, outputs, inners, before, partial(self._sim.host_has_seen, self._sim.clock()))
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -292,8 +287,8 @@ def count_anew() -> None:
         group.count_anew()
 
 
-def _relay(method: str) -> Callable[..., SimWork]:
-    def launch(self: SimGroup, *args: Any, **kwargs: Any) -> SimWork:
+def _relay(method: str) -> Callable[..., _SimWork]:
+    def launch(self: SimGroup, *args: Any, **kwargs: Any) -> _SimWork:
         return self._launch(_ALIASES.get(method, method), args, kwargs)
 
     launch.__name__ = method

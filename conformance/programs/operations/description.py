@@ -83,42 +83,8 @@ class Operation:
         return rank if self.rooted and self.needs_rank(Place(0, 2, root=1), 1) else 0
 
 
-def _nothing(place: Place) -> tuple[Blocks, ...]:
-    return ()
-
-
-def _mine(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(place.rank),),)
-
-
-def _for_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(place.rank, target),) for target in range(place.size))
-
-
-def _from_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(source),) for source in range(place.size))
-
-
-def _for_me_from_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(source, place.rank),) for source in range(place.size))
-
-
-def _summed(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(SUMMED),),)
-
-
-def _summed_for_me(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(SUMMED, place.rank),),)
-
-
-def _joined(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
-    return lambda place: (tuple(block for part in parts(place) for block in part),)
-
-
-def _at_root(
-    parts: Callable[[Place], tuple[Blocks, ...]], others: Callable[[Place], tuple[Blocks, ...]] = lambda place: ()
-) -> Callable[[Place], tuple[Blocks, ...]]:
-    return lambda place: parts(place) if place.is_root else others(place)
+#: Returns a rank's tensors.
+_Tensors = Callable[[Place], tuple[Blocks, ...]]
 
 
 def uneven(source: int, target: int, turn: int) -> int:
@@ -126,23 +92,27 @@ def uneven(source: int, target: int, turn: int) -> int:
     return (2 * source + target + turn) % 3
 
 
-def _uneven_sent(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(place.rank, target, uneven(place.rank, target, place.turn)) for target in range(place.size)),)
+def _one(block: Callable[[Place], Block]) -> _Tensors:
+    return lambda place: ((block(place),),)
 
 
-def _uneven_received(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(source, place.rank, uneven(source, place.rank, place.turn)) for source in range(place.size)),)
+def _each(block: Callable[[Place, int], Block]) -> _Tensors:
+    return lambda place: tuple((block(place, other),) for other in range(place.size))
 
 
-def _to_next(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(place.rank, (place.rank + 1) % place.size),),) if place.size > 1 else ()
+def _pair(block: Callable[[Place], Block]) -> _Tensors:
+    return lambda place: ((block(place),),) if place.size > 1 else ()
 
 
-def _from_previous(place: Place) -> tuple[Blocks, ...]:
-    return ((Block((place.rank - 1) % place.size, place.rank),),) if place.size > 1 else ()
+def _joined(parts: _Tensors) -> _Tensors:
+    return lambda place: (tuple(block for part in parts(place) for block in part),)
 
 
-def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
+def _at_root(parts: _Tensors, others: _Tensors = lambda place: ()) -> _Tensors:
+    return lambda place: parts(place) if place.is_root else others(place)
+
+
+def _several(parts: _Tensors) -> _Tensors:
     """Return several tensors instead of one, of different lengths."""
 
     def lengthened(place: Place) -> tuple[Blocks, ...]:
@@ -160,11 +130,22 @@ def lengths(tensors: int, *, has_empty: bool = False) -> tuple[int, ...]:
     return tuple(islice(cycle((1, 0, 3, 2) if has_empty else (1, 3, 2)), tensors))
 
 
+_mine = _one(lambda place: Block(place.rank))
+_for_each = _each(lambda place, target: Block(place.rank, target))
+_from_each = _each(lambda _, source: Block(source))
+_for_me_from_each = _each(lambda place, source: Block(source, place.rank))
+_summed = _one(lambda _: Block(SUMMED))
+_summed_for_me = _one(lambda place: Block(SUMMED, place.rank))
+_uneven_sent = _each(lambda place, target: Block(place.rank, target, uneven(place.rank, target, place.turn)))
+_uneven_received = _each(lambda place, source: Block(source, place.rank, uneven(source, place.rank, place.turn)))
+_to_next = _pair(lambda place: Block(place.rank, (place.rank + 1) % place.size))
+_from_previous = _pair(lambda place: Block((place.rank - 1) % place.size, place.rank))
+
 _ALL = (
     Operation("all_reduce", _mine, _summed, reduces=True, in_place=True),
-    Operation("broadcast", _at_root(_mine), lambda place: ((Block(place.root),),), rooted=True, in_place=True),
+    Operation("broadcast", _at_root(_mine), _one(lambda place: Block(place.root)), rooted=True, in_place=True),
     Operation(
-        "reduce", _mine, _at_root(_summed, lambda place: ((Block(UNTOUCHED),),)), "reduce", reduces=True, rooted=True,
+        "reduce", _mine, _at_root(_summed, _one(lambda _: Block(UNTOUCHED))), "reduce", reduces=True, rooted=True,
         in_place=True,
     ),
     Operation("all_gather", _mine, _from_each),
@@ -175,12 +156,12 @@ _ALL = (
     ),
     Operation("gather", _mine, _at_root(_from_each), "gather_scatter", rooted=True),
     Operation(
-        "scatter", _at_root(_for_each), lambda place: ((Block(place.root, place.rank),),), "gather_scatter",
+        "scatter", _at_root(_for_each), _one(lambda place: Block(place.root, place.rank)), "gather_scatter",
         rooted=True,
     ),
     Operation("all_to_all", _for_each, _for_me_from_each, "all_to_all"),
     Operation("all_to_all_single", _joined(_for_each), _joined(_for_me_from_each), "all_to_all", single=True),
-    Operation("all_to_all_uneven", _uneven_sent, _uneven_received, "all_to_all", single=True),
+    Operation("all_to_all_uneven", _joined(_uneven_sent), _joined(_uneven_received), "all_to_all", single=True),
     Operation("send_recv", _to_next, _from_previous, "send_recv", of_pairs=True),
     Operation(
         "all_reduce_coalesced", _several(_mine), _several(_summed), "coalesced", reduces=True, in_place=True,
@@ -196,7 +177,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-_BARRIER = Operation("barrier", _nothing, _nothing, holds=True)
+_BARRIER = Operation("barrier", lambda _: (), lambda _: (), holds=True)
 
 #: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})

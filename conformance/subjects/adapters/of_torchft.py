@@ -27,7 +27,7 @@ class _Done:
         return self._future
 
 
-class SteadyManager:
+class _SteadyManager:
     """The part of `torchft.manager.Manager` that its DDPs use, where the quorum is always the whole group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -47,7 +47,7 @@ def managed(module: nn.Module, **options: Any) -> nn.Module:
     names = "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view"
     taken = only({**options, "find_unused_parameters": False}, "process_group", *names)
     taken.pop("process_group", None)
-    return DistributedDataParallel(SteadyManager(group_of(options)), module, **taken)
+    return DistributedDataParallel(_SteadyManager(group_of(options)), module, **taken)
 
 
 def pure(module: nn.Module, **options: Any) -> nn.Module:
@@ -55,4 +55,4 @@ def pure(module: nn.Module, **options: Any) -> nn.Module:
     from torchft.ddp import PureDistributedDataParallel
 
     only(options, "process_group")
-    return PureDistributedDataParallel(SteadyManager(group_of(options)), module)
+    return PureDistributedDataParallel(_SteadyManager(group_of(options)), module)
