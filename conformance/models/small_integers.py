@@ -1,4 +1,4 @@
-"""Whole numbers small enough for every dtype: `models.integers` for modules in half precision.
+"""Integers small enough for every dtype: `models.integers` for modules in half precision.
 
 Weights are 1 and -1, inputs at most 2, and losses are multiplied by 12 once. In modules of a few narrow layers all
 gradients are then multiples of 12 whose sums over 4 ranks have at most 8 significant bits.

@@ -274,8 +274,8 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
         _failed("gradients/GRAD-01/a", left_out), _failed("buckets/BUCKET-01/a", left_out),
     )  # fmt: skip
     assert [(one.kind.name, one.title, one.requirements) for one in causes_of(report)] == [
-        ("BUG", "What backwards under `no_sync` left is never averaged.", ("BUCKET-01", "GRAD-01")),
-        ("LACKS_CHECK", "What must be refused is accepted.", ("GRAD-02",)),
+        ("BUG", "Gradients that backwards under `no_sync` accumulated are never averaged.", ("BUCKET-01", "GRAD-01")),
+        ("LACKS_CHECK", "A call that must be refused is accepted.", ("GRAD-02",)),
         ("UNDECLARED", "It counts as having join and has no method join.", ("GRAD-02",)),
     ]  # fmt: skip
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'

@@ -267,7 +267,7 @@ def test_the_declaration_of_what_is_lacking_can_be_pasted() -> None:
         (
             ["--backend", "conformance.tests.subjects:MISSPELT"],
             "declaration",
-            "capability 'all-to-all' means nothing to any scenario; did you mean 'all_to_all'?",
+            "capability 'all-to-all' means nothing to any scenario; did you mean all_to_all",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def _exchanged(_: Journal, bucket: Any) -> Future[Any]:
 def _future_value(journal: Journal, bucket: Any) -> Future[Any]:
     """Sum, and return what the future of torch's collective holds: of complex numbers their parts."""
     work = present(dist.all_reduce(bucket.buffer(), group=journal.group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 #: What a hook does.

@@ -89,7 +89,7 @@ def _composite(ctx: RankContext, rank: int) -> nn.Module:
     made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
     module[0].weight = nn.Parameter(made[0], requires_grad=False)
     module.register_buffer("table", made[1])
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def _parts(module: Any) -> list[float]:

@@ -160,7 +160,7 @@ def _state_to_load(model: nn.Module, case: str, number: int) -> dict[str, Any]:
     if case != "no metadata":
         state._metadata = saved._metadata
     _CHANGES[case](state)
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def _rename(state: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ class Failing(nn.Module):
         if self.place == "forward":
             raise error
         if self.place == "function":
-            return _Fails.apply(hidden, error)  # type: ignore[no-any-return]
+            return _Fails.apply(hidden, error)
         hidden.register_hook(partial(_raise, error))
         return hidden
 

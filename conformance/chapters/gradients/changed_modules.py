@@ -67,7 +67,7 @@ class Pool(nn.Module):
         hidden = self.frozen(self.adapted(self.layers(inputs)))
         for offset in self.offsets:
             hidden = hidden + offset
-        return hidden  # type: ignore[no-any-return]
+        return hidden
 
 
 def _new_layer(module: nn.Module) -> nn.Module:

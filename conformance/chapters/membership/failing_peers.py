@@ -96,7 +96,7 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
     if module.place == "comm_hook":
         raise ArithmeticError("the hook does not like this bucket")
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 #: What may follow a backward, by name: a block, which gets the wrapper, around the next call of the wrapper.
