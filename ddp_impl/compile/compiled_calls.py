@@ -7,6 +7,7 @@ averages the gradients of that forward (`who_averages`).
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,27 +17,174 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 
 from ddp_impl.base import messages
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.nested_tensors import is_distributed
-from ddp_impl.base.options import BucketCaps
+from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.base.telemetry import log
-from ddp_impl.compile.active_compiler import ActiveCompiler, OwnGraphs, compiler_behind
+from ddp_impl.buckets.comm_hooks import wire_format
 from ddp_impl.compile.fusion import FusedBucket, Fusion
-from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
+from ddp_impl.compile.graph_split import AveragedParameters, SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
-from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.torch_internals.compile import (
     Unsupported,
     captures_frames,
     exchanging_callbacks,
     fusion_passes,
     is_compiled,
+    optimize_ddp,
+    skip,
+    wants_one_graph,
     with_backend,
+    without_autograd_cache,
+    wrapped_callback,
 )
+
+_Function = Callable[..., Any]
+
+
+def runs_outside_graphs(function: _Function) -> _Function:
+    """Let `function` run as it is under `torch.compile`, while what it calls is captured and compiled.
+
+    `torch.compiler.disable(recursive=False)` is meant to do this, but as of torch 2.13 it marks a wrapper and lets the
+    function itself be captured, which breaks `fullgraph=True`.
+    """
+    return skip(function)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveCompiler:
+    """The arguments that the user gave `torch.compile`: a backend, and whether there must be one graph.
+
+    `backend` is None while Dynamo may only run what is compiled already.
+    """
+
+    backend: Callable[..., Any] | None
+    fullgraph: bool = False
+
+
+def compiler_behind(callback: Any) -> ActiveCompiler:
+    """Return what a thread's frame callback (`frame_callback()`, not None) compiles with; call with Dynamo disabled."""
+    fullgraph = False
+    if not callable(callback):
+        return ActiveCompiler(None)
+    while True:
+        fullgraph = fullgraph or wants_one_graph(callback)
+        following = wrapped_callback(callback)
+        if following is None:
+            return ActiveCompiler(callback, fullgraph)
+        callback = following
+
+
+class OwnGraphs:
+    """Compiles by `backend`, and neither reads nor writes the cache that AOTAutograd keeps on the disk.
+
+    A graph that shards DTensors calls collectives by the names of their groups, which differ from rank to rank and from
+    run to run. The cache knows a mesh by its shape alone: what one rank has written, another finds, and communicates
+    over a group that is not its own, or fails because there is none of that name (pytorch/pytorch#188390, torch 2.13).
+    Inductor's own cache knows the names and serves as before.
+    """
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        """Take the backend that compiles."""
+        self.backend = backend
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Compile `gm`; raises what the backend raises."""
+        with without_autograd_cache():
+            compiled: Callable[..., Any] = self.backend(gm, example_inputs, **options)
+        return compiled
+
+    def reset(self) -> None:
+        """Reset the backend; `torch.compiler.reset` calls it."""
+        if hasattr(self.backend, "reset"):
+            self.backend.reset()
+
+
+class Reduction(enum.Enum):
+    """How the graphs of a compiled module are compiled, for the sake of who averages the gradients."""
+
+    #: The reducer, from hooks; graphs are cut where buckets end, so that it can begin before the backward is over.
+    SPLIT = "split"
+    #: The reducer, from hooks, after the backward of a graph that is compiled whole.
+    WHOLE = "whole"
+    #: The compiled backward itself.
+    IN_GRAPH = "in_graph"
+
+
+@dataclass(frozen=True, slots=True)
+class InGraph:
+    """What an average inside a graph depends on: whose ranks take part, and what gradients are cast to on the way."""
+
+    group: dist.ProcessGroup
+    wire_dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFacts:
+    """What the answer depends on in one forward; equal on every rank.
+
+    `synchronises`: it runs outside of `no_sync`, with gradients enabled. `comm_hook` is (state, hook) as registered, or
+    None. `param_dtype` is what mixed precision computes in, None without it.
+    """
+
+    synchronises: bool
+    averaged: AveragedParameters
+    options: ReducerOptions
+    group: dist.ProcessGroup
+    comm_hook: tuple[Any, Any] | None
+    joins: bool
+    steps_optimizers: bool
+    param_dtype: torch.dtype | None
+
+
+def wanted_reduction() -> Reduction:
+    """Return what `torch._dynamo.config.optimize_ddp` asks for, with the values that torch gives it.
+
+    True and "ddp_optimizer" mean `SPLIT`, False and "no_optimization" `WHOLE`, "python_reducer" and
+    "python_reducer_without_compiled_forward" `IN_GRAPH`. Equal on every rank.
+    """
+    wanted = optimize_ddp()
+    if isinstance(wanted, str) and wanted.startswith("python_reducer"):
+        return Reduction.IN_GRAPH
+    return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
+
+
+def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
+    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
+
+    A graph knows only dense gradients, of which none must be reduced after the others. It does only the plain average
+    and those comm hooks that cast.
+    """
+    wire = wire_format(forward.comm_hook, forward.group)
+    options = forward.options
+    casts_otherwise = forward.param_dtype is not None and options.reduce_dtype is not forward.param_dtype
+    if (
+        wanted is not Reduction.IN_GRAPH
+        or not forward.synchronises
+        or wire is None
+        or any(spec.sparse or spec.delayed for spec in forward.averaged.specs)
+        or forward.joins
+        or options.find_unused_parameters
+        or options.static_graph
+        or options.finalizes_by_hand
+        or forward.steps_optimizers
+        or casts_otherwise
+    ):
+        return None
+    return InGraph(forward.group, wire.dtype or forward.param_dtype)
+
+
+def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
+    """Return how graphs are compiled for a forward, given what `in_graph` answered.
+
+    Where the reducer must average although the graph was to, it does so from split graphs.
+    """
+    if answer is not None:
+        return Reduction.IN_GRAPH
+    return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
 
 
 class CompiledCalls:

@@ -28,7 +28,7 @@ from torch import Tensor, fx
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
 from ddp_impl.compile.averaging import average_gradient  # noqa: F401 - registers the operator
-from ddp_impl.compile.graph_parameters import value_of
+from ddp_impl.compile.graph_split import value_of
 from ddp_impl.torch_internals.compile import detect_fake_mode
 from ddp_impl.torch_internals.tensors import foreach_div_operator, functional_collectives
 

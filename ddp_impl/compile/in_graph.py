@@ -23,17 +23,16 @@ from torch import Tensor, fx
 
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.compile.averaging import GroupAlias, average_in_backward
-from ddp_impl.compile.checked_group import Nobody
+from ddp_impl.compile.averaging import GroupAlias, Nobody, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
-from ddp_impl.compile.graph_parameters import (
+from ddp_impl.compile.graph_split import (
     AveragedParameters,
+    CompilerBackend,
     copied,
     first_uses,
     parameter_inputs,
     ready_order,
 )
-from ddp_impl.compile.graph_split import CompilerBackend
 from ddp_impl.torch_internals.compile import (
     AotAutograd,
     FakeTensor,

@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
 from ddp_impl.buckets.plan import ParameterSpec
-from ddp_impl.compile.graph_parameters import AveragedParameters
+from ddp_impl.compile.graph_split import AveragedParameters
 
 WIDTH = 4
 #: Bytes of one bias and of one weight of `layers()`.

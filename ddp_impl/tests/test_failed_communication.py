@@ -17,8 +17,8 @@ from torch.futures import Future
 from ddp_impl import DistributedDataParallel, SyncBatchNorm
 from ddp_impl.base.errors import CommunicationError
 from ddp_impl.buckets.comm_hooks import tensor_in
-from ddp_impl.compile.checked_group import CheckedGroup, checked
-from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.compile.averaging import CheckedGroup, checked
+from ddp_impl.compile.compiled_calls import Reduction
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire.collectives import finished, value_of
 

@@ -19,8 +19,8 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder as CollectiveRecorder
 from ddp_impl import DistributedDataParallel
+from ddp_impl.compile.compiled_calls import Reduction
 from ddp_impl.compile.fusion import Fusion
-from ddp_impl.compile.who_averages import Reduction
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
     WEIGHT_BYTES,

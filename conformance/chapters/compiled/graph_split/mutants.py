@@ -23,8 +23,7 @@ from ddp_impl.base import telemetry
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
-from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
 
 
 @replaces(TorchDDP, "_inside_ddp_forward")
