@@ -35,9 +35,9 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import expectations, reducer, reduction
+from ddp_impl.reducer.company import Order
 from ddp_impl.reducer.expectations import Every, Same, Some
 from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
-from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction

@@ -39,15 +39,21 @@ from ddp_impl.base.nested_tensors import find_tensors, move
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builtin_hook
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
-from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.who_averages import ForwardFacts, InGraph, in_graph
+from ddp_impl.compile.compiled_calls import (
+    ActiveCompiler,
+    CompiledCalls,
+    ForwardFacts,
+    InGraph,
+    compiler_behind,
+    in_graph,
+    runs_outside_graphs,
+)
+from ddp_impl.compile.graph_split import AveragedParameters
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.reducer import company
+from ddp_impl.reducer.company import Construction, company
 from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.user_hooks import take_over_optimizers
@@ -200,7 +206,7 @@ class DistributedDataParallel(JoinedWrapper):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
-        self._copied: company.Construction = ()
+        self._copied: Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
         self._peers.say_whether_compared(init_sync)
         self._knows_others = init_sync  # as far as they have said whether they compare
@@ -215,7 +221,7 @@ class DistributedDataParallel(JoinedWrapper):
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 agreed = verify_replicas(
-                    mine, self.process_group, self.device, in_company=company.wrapper_lives(),
+                    mine, self.process_group, self.device, in_company=company.wrapper_lives,
                     meanwhile=partial(self._peers.refuse_unlike, compares=True),
                 )  # fmt: skip
                 self._in_company, self._peers.company.run = agreed.in_company, self._peers.company.run or agreed.run

@@ -20,7 +20,7 @@ runs the backward)
 =============================  =============================  ==============================  ==========================
 
 In the first iteration, whose order is learnt, all buckets leave behind the backward; so they do for good where ranks
-have found different orders (`order`).
+have found different orders (`company.Order`); with `Some`, those of the gradients that are out of order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ddp_impl.reducer.iteration import Progress, Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
-from ddp_impl.wire.round import Round
+from ddp_impl.wire.round import Answer, Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
@@ -79,7 +79,7 @@ class Every:
 
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
-        if self.reduction.order.ranks_diverge:
+        if not all(self.reduction.learnt.in_order):
             self.reduction.hold_all_back()
 
     def learning_begins(self) -> None:
@@ -206,14 +206,18 @@ class Some(Every):
             reduction.group,
             reduction.device,
             counts=coming or [False] * len(self.members),
-            alike=list(reduction.order.digest()),
             tells=coming is not None,
         )
 
     def _read(self, forecast: Round) -> None:
         with self.reduction.awaiting_usage():
             answer = forecast.result()
-        self.reduction.hold_back_uncertain(self.reduction.order.may_launch_in_backward(answer, self.reduction.buckets))
+        self.reduction.hold_back_uncertain(self.may_launch_in_backward(answer))
+
+    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+        """Return for each parameter whether its gradient is certain to arrive, on all ranks in one order."""
+        in_order = self.reduction.learnt.in_order or [False] * len(self.members)
+        return list(map(min, forecast.certain, in_order))
 
     def await_forecast(self) -> None:
         """Wait for the forecast; make it now if no output of forward was reached."""
@@ -250,7 +254,7 @@ class Same(Every):
     def iteration_begins(self) -> None:
         """Hold back the buckets whose parameters ranks do not use equally often."""
         promise = self.reduction.learnt.promise
-        if self.reduction.order.ranks_diverge:
+        if not all(self.reduction.learnt.in_order):
             self.reduction.hold_all_back()
         elif promise is not None:
             self.reduction.hold_back_uncertain(promise.alike)

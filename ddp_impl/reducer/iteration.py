@@ -27,7 +27,7 @@ from torch.autograd.graph import Node
 from ddp_impl.base.errors import IllegalEventError, ReductionError
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.buckets.hidden_gradients import Hidden
+from ddp_impl.buckets.gradients import Hidden
 from ddp_impl.torch_internals.tensors import nodes_behind
 from ddp_impl.wire.round import Answer, Round
 
@@ -190,10 +190,9 @@ class Iteration:
     parameter i; None until ranks have exchanged it, and until then all count as used; `is_exchanged`: they have, in
     this iteration. `refusal`: why this rank cannot average what arrived, told when ranks exchange.
 
-    `filled`: for each full bucket how many collectives of the user's its group had begun then; `arrived`: for each
-    parameter the place of its last gradient; both only where ranks compare them (`order`). `to_step`: the buckets whose
-    averages were handed out when the backward ended, and which parameters some rank used. `hidden`: gradients that the
-    user may not read before they are final.
+    `arrived`: in an iteration that is learnt from, the place of each parameter's last gradient (`company.Order`).
+    `to_step`: the buckets whose averages were handed out when the backward ended, and which parameters some rank used.
+    `hidden`: gradients that the user may not read before they are final.
     """
 
     rank: int
@@ -220,7 +219,6 @@ class Iteration:
     used_anywhere: Sequence[bool] | None = None
     is_exchanged: bool = False
     refusal: ReductionError | None = None
-    filled: dict[int, int] = field(default_factory=dict)
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
     to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
@@ -325,7 +323,8 @@ class Learnt:
     """What the reducer has learnt of its ranks and gradients; until it is reset, when all of it is forgotten.
 
     `caps`: those of the present buckets; `has_rebuilt_buckets`: they follow rank 0's order. `order`: rank 0's, behind
-    the number of its wrapper, until buckets are planned by it; `order_exchange`: on its way. `promise`: what ranks
+    the number of its wrapper, until buckets are planned by it; `order_exchange`: on its way. `in_order[i]`: gradient i
+    arrives on every rank at the same place, or on none; empty until ranks have compared. `promise`: what ranks
     exchanged of a static graph. `last_unused`: what the last iteration left out; `looks_static`: every iteration so
     far left out the same. `last_usage`: what ranks exchanged last of their use, read or on its way (`unread`).
     `warned_of_search`: the user knows that `find_unused_parameters` has found nothing.
@@ -335,6 +334,7 @@ class Learnt:
     has_rebuilt_buckets: bool = False
     order: list[int] = field(default_factory=list)
     order_exchange: Round | None = None
+    in_order: Sequence[bool] = ()
     promise: Promise | None = None
     last_unused: set[int] | None = None
     looks_static: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
 
@@ -23,7 +24,7 @@ from ddp_impl.buckets.plan import (
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
-from ddp_impl.wire.round import NUM_BYTES, Round
+from ddp_impl.wire.round import Round
 
 
 class BucketPlanning:
@@ -52,7 +53,7 @@ class BucketPlanning:
 
         Called when all of a backward has been sent, and again when it `is_over`.
 
-        With it goes a digest of where this rank's gradients arrived. There, behind all that has been sent and before
+        With it goes where this rank's gradients arrived (`Order`). There, behind all that has been sent and before
         anything is waited for: one rank may run in one backward what another runs in several. Not in the next forward:
         what ranks run between two backwards may wait for another rank's, as the stages of a pipeline do, and they may
         run forwards of several wrappers in different orders.
@@ -66,14 +67,14 @@ class BucketPlanning:
             return
         if not is_over and hook is not None and hook.group() is None:
             return  # it may communicate when its future is done
-        # Where ranks differ they compare a forecast in each iteration.
-        places = None if reduction.ranks_may_differ else reduction.order.digest_of(reduction.iteration.arrived)
-        longest, told = 1 + len(reduction.members), [reduction.peers.number, *arrivals.order]
+        arrived, may_differ = reduction.iteration.arrived, reduction.ranks_may_differ
+        num_members, told = len(reduction.members), [reduction.peers.number, *arrivals.order]
+        places = [arrived.get(index) for index in range(num_members)]
         with reduction.peers.awaiting("backward", self._awaited), reduction.order.counting_own_collectives():
             learnt.order_exchange = Round(
                 reduction.group, reduction.device,
-                of_rank_0=[*told, *[-1] * (longest - len(told))], alike=list(places or bytes(NUM_BYTES)),
-                tells=places is not None, waits=False,
+                of_rank_0=[*told, *[-1] * (1 + num_members - len(told))], alike=encoded(places),
+                tells=may_differ or bool(arrived), waits=False,
             )  # fmt: skip
 
     def await_order(self) -> None:
@@ -84,8 +85,7 @@ class BucketPlanning:
             with self.reduction.peers.awaiting("backward", self._awaited):
                 answer = exchange.result()
             learnt.order = [number for number in answer.of_rank_0 if number >= 0]
-            if not all(answer.alike):
-                self.reduction.order.ranks_diverge = True
+            learnt.in_order = list(map(all, zip(answer.alike[::2], answer.alike[1::2], strict=True)))
 
     def agree_on_order(self, mine: Sequence[int] | None) -> Sequence[int] | None:
         """Return rank 0's order of gradients, by which buckets are planned from now on; None if a rank has none.
@@ -156,6 +156,12 @@ class BucketPlanning:
         reduction.arrivals.regroup(plan.bucket_of(len(reduction.members)), len(reduction.buckets))
         reduction.forget_iteration()
         self._early_moves.regroup(reduction.buckets)
+
+
+def encoded(places: Sequence[tuple[int, int] | None]) -> list[int]:
+    """Return two bytes for each place, which differ, almost surely, where places do; zeros for None."""
+    nowhere = bytes(2)
+    return list(b"".join(nowhere if place is None else crc32(b"%d %d" % place).to_bytes(4)[2:] for place in places))
 
 
 class DeviceTimes(Observer):

@@ -38,7 +38,7 @@ lets buckets leave earlier. So opaque outputs, partial losses and functions that
 further rules; of several forwards before one backward all buckets are late.
 
 Where to look: `iteration` has the lifetimes and rules of an iteration; `expectations` what each option changes;
-`reduction` what happens to a bucket; `order` and `company` what a reducer owes other collectives of its group.
+`reduction` what happens to a bucket; `company` what a reducer owes other collectives of its group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from ddp_impl.base.telemetry import NEVER, Observer, is_verbose, milestone, now_
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
-from ddp_impl.reducer import company
+from ddp_impl.reducer.company import Construction, EngineRun, Tally, company, end_alone, has_sent, may_send
 from ddp_impl.reducer.expectations import Captured, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
@@ -102,7 +102,7 @@ class Reducer:
         peers: Peers | None = None,
         *,
         may_share_backward: bool = True,
-        copied: company.Construction = (),
+        copied: Construction = (),
     ) -> None:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
@@ -118,7 +118,7 @@ class Reducer:
         self.choose_options(options)
         self.choose_observers()
         self.construction, self.may_share_backward = company.construction(copied), may_share_backward
-        self.engine_run: company.EngineRun | None = None
+        self.engine_run: EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
         # Where autograd's threads drop a backward late: whether they have dropped the last one.
@@ -393,11 +393,9 @@ class Reducer:
         if bucket in iteration.full:
             raise iteration.illegal(f"bucket {bucket} is full again")
         iteration.full.add(bucket)
-        if order.tally is not None:
-            if self.ranks_may_differ:
-                iteration.filled[bucket] = order.num_of_the_users()
-            elif not (self.arrivals.learns or order.ranks_diverge):
-                order.count_arrival()
+        expects_alike = order.tally is not None and not (self.ranks_may_differ or self.arrivals.learns)
+        if expects_alike and all(self.reduction.learnt.in_order):
+            order.count_arrival()
         if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
             self.launch_full_buckets()
 
@@ -476,10 +474,10 @@ class Reducer:
         if self.ranks_may_differ:
             self.expectation.await_forecast()
         has_rivals = run is not None and run.has_rivals
-        if not has_rivals or company.may_send(self):
+        if not has_rivals or may_send(self):
             self._launch_next()
             if has_rivals and num_launched < len(iteration.launched) and not iteration.num_launchable_in_backward:
-                company.has_sent(self)
+                has_sent(self)
         if iteration.num_late and iteration.is_incomplete:
             reduction.release_late()
             self._launch_next()
@@ -488,7 +486,7 @@ class Reducer:
             if actions := iteration.enter(Event.LAST_LAUNCHED):
                 self._perform(actions)
             if self._backward.is_compiled and iteration.run is Run.RUNS:
-                company.end_alone(self)
+                end_alone(self)
 
     def _launch_next(self) -> None:
         reduction = self.reduction
@@ -608,17 +606,16 @@ class Reducer:
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
-        reduction, order, run = self.reduction, self.reduction.order, company.join(self)
+        reduction, run = self.reduction, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
         if self._run_is_over is not None:
             self._run_is_over.clear()
         is_captured = run.is_compiled and not self._chosen.allows_absence
         self.expectation = Captured(reduction) if is_captured else self._chosen
-        if self.arrivals.learns or self.ranks_may_differ:
-            run.count(self, order.now)
-        if run.tallies or order.tally is not None:
-            order.backward_begins(run.tallies.get((reduction.group, self.device)))
-        if self.arrivals.learns:
+        learns = self.arrivals.learns
+        if learns or run.tallies or reduction.order.tally is not None:
+            self.counts_with(run.tally_of(self, begins=learns))
+        if learns:
             self.expectation.learning_begins()
         if self.hooks.come_last() or not reduction.learnt.has_rebuilt_buckets:
             reduction.user_hooks.search()
@@ -640,10 +637,9 @@ class Reducer:
         candidates: list[tuple[Observer | None, Any]] = [(hooks, hooks.hooked), (moves, moves.buckets), (times, learns)]
         self.observers = tuple(observer for observer, work in candidates if observer is not None and work)
 
-    def counts_with(self, tally: company.Tally) -> None:
-        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
-        if self.reduction.order.tally is None:
-            self.reduction.order.backward_begins(tally)
+    def counts_with(self, tally: Tally | None) -> None:
+        """Count the collectives of the backward that runs now in `tally`, as others of the group do."""
+        self.reduction.order.backward_begins(tally)
 
     def announce(self) -> None:
         """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
@@ -661,8 +657,6 @@ class Reducer:
         self.arrivals.end_iteration()
         refused = iteration.usage is not None and self.expectation.a_rank_refuses()
         if not refused:
-            if reduction.order.tally is not None:
-                reduction.order.iteration_ends(iteration.filled, iteration.arrived)
             reduction.finalize_buckets()
         if learnt.last_unused != iteration.unused:
             learnt.looks_static = learnt.looks_static and learnt.last_unused is None

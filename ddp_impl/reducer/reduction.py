@@ -35,11 +35,11 @@ from ddp_impl.buckets.gradients import (
     frozen_in,
     hand_out,
     has_values,
+    hide,
     in_place,
 )
-from ddp_impl.buckets.hidden_gradients import hide
+from ddp_impl.reducer.company import Order
 from ddp_impl.reducer.iteration import Iteration, Learnt, Progress
-from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in, size_of
