@@ -241,10 +241,7 @@ class DistributedDataParallel(JoinedWrapper):
 
     @runs_outside_graphs
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised.
-
-        Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
-        """
+        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised."""
         callback = frame_callback()
         if callback is None:
             return self._forward(None, inputs, kwargs)
@@ -268,10 +265,7 @@ class DistributedDataParallel(JoinedWrapper):
                 raise
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
-
-        What overrides it is compiled without cuts, because it need not call the module.
-        """
+        """Call the wrapped module; a subclass may call another method of it, and is then compiled without cuts."""
         call = self._compiled_calls.current(self.module)
         if self._caster is None:
             return call(*inputs, **kwargs)
@@ -518,11 +512,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give torch's class its place back, also in modules imported since; without `install` it changes nothing.
-
-    Names that our class had before, taken from `ddp_impl` itself, keep it. A module imported since then has torch's
-    class again, whichever way it named it.
-    """
+    """Give torch's class its place back, also in modules imported since; names that our class had before keep it."""
     global _own_names
     if _own_names is None:
         return

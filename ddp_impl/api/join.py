@@ -24,10 +24,7 @@ from ddp_impl.wire.collectives import size_of
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> tuple[Tensor, dist.Work]:
-    """Begin to count the ranks that will synchronise in this iteration; every rank calls it once per iteration.
-
-    Returns the number, when the work is finished. It stays on the device: whoever reads it makes the host wait.
-    """
+    """Begin to count, on the device, the ranks that will synchronise; every rank calls it once per iteration."""
     count = torch.full((1,), float(will_sync), device=device)
     return count, collectives.all_reduce_sum(count, group)
 
@@ -40,10 +37,7 @@ def num_syncing_with_others(group: dist.ProcessGroup, device: torch.device) -> i
 
 
 class UnevenInputs(Join):
-    """torch's context, of which nothing is left when training has come out of it, be it by an exception.
-
-    torch's leaves a filter of warnings behind, and modules that go on to ask at each forward who still has data.
-    """
+    """torch's context, which leaves behind no filter of warnings, and no module that asks who still has data."""
 
     def __init__(self, ddp: Any, enable: bool, throw_on_early_termination: bool, **kwargs: Any) -> None:
         """Make a context of one wrapped module."""
@@ -59,10 +53,7 @@ class UnevenInputs(Join):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Shadow the other ranks until all have joined.
-
-        Raises `ReductionError` if the last backward is not complete: the others would meet other collectives of it.
-        """
+        """Shadow the other ranks until all have joined. Raises `ReductionError` if the last backward is incomplete."""
         try:
             if kind is None:
                 self._ddp.reducer.check_finished()

@@ -79,11 +79,7 @@ class AutogradHooks:
         return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
 
     def come_last(self) -> bool:
-        """Let hooks that the user registered after these be called before them; return whether there were any.
-
-        torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
-        user leave of a gradient, as in torch's DDP, which listens behind all of them.
-        """
+        """Have hooks that the user registered later be called before these; return whether there were any."""
         if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
             return False
         if list(map(next, map(reversed, self._tables))) == self._keys:  # an empty table ends it
@@ -101,11 +97,7 @@ class AutogradHooks:
 
     @staticmethod
     def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
-        """Call `report` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
-
-        An output that is a parameter itself reports nothing but its gradient. `keeps` stays alive as long as the graphs
-        of the outputs.
-        """
+        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one."""
         reached, can_reach = _reporter(report, keeps), False
         for output in outputs:
             for node in nodes_behind(output):

@@ -41,11 +41,7 @@ from ddp_impl.torch_internals.tensors import (
 
 
 def marked(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
-    """Return `output`, which holds `tensors`, with a mark behind each of them that a backward may come to.
-
-    What was in the graph before the forward, which began at `since`, gets none: no parameter of this forward is behind
-    it, and others may have used it.
-    """
+    """Return `output`, which holds `tensors`, with a mark behind each that is in the graph since `since`."""
     return identified(output, [tensor for tensor in tensors if is_in_graph_since(tensor, since)])
 
 

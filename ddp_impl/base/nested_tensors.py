@@ -103,10 +103,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Return `value` with every tensor in its containers on `device`; those in host memory may be overwritten then.
-
-    Of pinned memory a copy that does not block would read later what the user has written there meanwhile.
-    """
+    """Return `value` with all its tensors on `device`. Only from pinned memory, which may change, the copy blocks."""
     return map_tensors(lambda tensor: _moved(tensor, device), value)
 
 
@@ -247,11 +244,7 @@ def with_shard(like: Tensor, local: Tensor) -> Tensor:
 
 
 def describe_placement(tensor: Tensor) -> str:
-    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor.
-
-    Ranks that average it must hold the same shard: text that differs between them shows that they do not, because the
-    group is the wrong dimension of a mesh or ranks spread the module differently.
-    """
+    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor."""
     if not is_distributed(tensor):
         return ""
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]

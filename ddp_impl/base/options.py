@@ -42,11 +42,7 @@ class BucketCaps:
 
     @staticmethod
     def from_mb(cap_mb: float | Literal["auto"] | None, cap_mb_list: Sequence[float] | None) -> BucketCaps:
-        """Build caps from the constructor's arguments, in MiB; "auto" are the default ones, to be improved on.
-
-        Raises `ValueError` for a cap that is not a positive number (torch accepts 0 and negative caps and then puts
-        every parameter into a bucket of its own; we keep that meaning for 0 only).
-        """
+        """Build caps from arguments in MiB; raises `ValueError` below 0. With 0 each parameter has its own bucket."""
         if cap_mb == "auto":
             if cap_mb_list:
                 raise ValueError('bucket_cap_mb="auto" chooses the caps that bucket_cap_mb_list gives; leave one out')

@@ -93,21 +93,13 @@ class Arrivals:
         return self.pending[bucket] == 0
 
     def exclude(self, absent: Iterable[int]) -> list[int]:
-        """Await nothing of the parameters `absent`; return the buckets that are full now, in order.
-
-        Among them are those of which a static graph has learnt that they get no gradient at all; with a static graph
-        it is to be called once per iteration.
-        """
+        """Await nothing of the parameters `absent`; return the full buckets, also those without any use."""
         full = {self.bucket_of[index] for index in absent if self._settle(index)}
         full.update(bucket for bucket, size in enumerate(self._pending_when_armed) if size == 0)
         return sorted(full)
 
     def conclude(self) -> list[int]:
-        """Await nothing any more; return the parameters of which nothing came in this iteration.
-
-        From now on a static graph knows how often each gradient comes. All buckets are full afterwards; the caller must
-        find those that no call has returned.
-        """
+        """Await nothing any more; return the parameters of which nothing came. A static graph has learnt now."""
         if self._may_repeat and self.learns:
             self.learnt, self.learns = tuple(self._times_come), False
             self._plan_iterations()

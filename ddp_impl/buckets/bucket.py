@@ -178,10 +178,7 @@ def allocate(
 
 
 class GradBucket:
-    """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets.
-
-    Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged: they use these methods only.
-    """
+    """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets."""
 
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
         """Wrap `bucket`, whose gradients are now in `buffer`."""

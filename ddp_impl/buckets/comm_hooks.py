@@ -38,10 +38,7 @@ _BUILTIN_WIRE_DTYPES = {BuiltinCommHookType.ALLREDUCE: None, BuiltinCommHookType
 
 @dataclass(frozen=True, slots=True)
 class BoundHook:
-    """What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
-
-    `group`: all ranks of which have called it when the future is done; None where that is not known.
-    """
+    """What the reducer calls for each full bucket. `group`: whose ranks have all called it at its end, if known."""
 
     call: Callable[[GradBucket], Any]
     group: Callable[[], dist.ProcessGroup | None] = lambda: None
@@ -56,22 +53,14 @@ class BufferHookLocation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BufferHook:
-    """A user's function that synchronises buffers in place of the broadcast from rank 0.
-
-    It is called as `hook(state, {name: buffer})` and returns None or a list of futures, which are waited for when the
-    backward ends.
-    """
+    """A user's function in place of the broadcast of buffers; backward waits for the futures that it returns."""
 
     hook: Callable[[Any, Mapping[str, Tensor]], Any]
     state: Any
     location: BufferHookLocation
 
     def run(self, buffers: Mapping[str, Tensor]) -> Iterable[Any]:
-        """Call the hook and return its futures.
-
-        A backward may have saved the buffers for itself, and the user wants it to use the new values, as it does where
-        buffers are broadcast: what the hook changes while it runs is no change to autograd.
-        """
+        """Call the hook and return its futures; a backward uses the new values, as after a broadcast."""
         with torch.no_grad(), keeping_versions(buffers.values()):
             return self.hook(self.state, buffers) or ()
 
@@ -136,10 +125,7 @@ class _OneBucketAtATime:
 
 
 def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:
-    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means.
-
-    `group` tells, in each call of the hook, over which group to reduce: a wrapper may be given another one.
-    """
+    """Return the hook for a `dist.BuiltinCommHookType`, over `group()` in each call; None for the all-reduce."""
     if kind == BuiltinCommHookType.ALLREDUCE:
         return None
     if kind == BuiltinCommHookType.FP16_COMPRESS:
@@ -155,11 +141,7 @@ class WireFormat:
 
 
 def wire_format(registered: tuple[Any, Any] | None, group: dist.ProcessGroup) -> WireFormat | None:
-    """Return what a graph has to do in place of a comm hook, None if it cannot do what the hook does.
-
-    `registered` is (state, hook) as `register_comm_hook` was given them, (type, None) for a built-in hook, None if no
-    hook is registered. A hook that reduces over another group than `group` is none of ours.
-    """
+    """Return what a graph does in place of the hook that was `registered` as (state, hook); None if it cannot."""
     if registered is None:
         return WireFormat()
     state, hook = registered

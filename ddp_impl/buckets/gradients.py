@@ -65,11 +65,7 @@ LOCAL_SHARD = GradientHome(local_gradient, set_local_gradient, movable=False)
 
 
 def autograd_context(context_id: int) -> GradientHome:
-    """Return the home of gradients in one `torch.distributed.autograd` context, which leaves `.grad` alone.
-
-    Its tensors can be changed in place, but none can be added: a parameter that this rank did not use has no entry
-    afterwards, although other ranks may have used it.
-    """
+    """Return the home of gradients in one `torch.distributed.autograd` context, to which no gradient can be added."""
     from torch.distributed import autograd
 
     gradients: dict[Tensor, Tensor] = autograd.get_gradients(context_id)  # type: ignore[attr-defined]

@@ -63,11 +63,7 @@ def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
 
 
 def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
-    """Return capped buckets for gradients that become ready in `ready_order`.
-
-    Parameters that `ready_order` does not name (unused when it was observed) come last, in reverse order of
-    registration, so that they never hold up a bucket that is used.
-    """
+    """Return capped buckets for gradients that become ready in `ready_order`; unnamed parameters come last."""
     order = list(dict.fromkeys(ready_order))
     seen = set(order)
     if not seen <= set(range(len(specs))):
@@ -153,11 +149,7 @@ class AllReduceCost:
 def choose_caps(
     specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost, default: BucketCaps
 ) -> BucketCaps:
-    """Return the caps with the shortest predicted backward; `default` unless that is shorter by `MIN_GAIN`.
-
-    `ready_s` tells, in the order of arrival, when the gradient of each parameter (index) was ready, in seconds; those
-    that it lacks came last.
-    """
+    """Return the caps with the shortest predicted backward; `default` unless shorter by `MIN_GAIN`."""
     candidates = [default, *_candidates(sum(spec.num_bytes for spec in specs), default)]
     predicted_s = [predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost) for caps in candidates]
     shortest_s = min(predicted_s)
@@ -167,11 +159,7 @@ def choose_caps(
 def predict(
     plan: BucketPlan, specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost
 ) -> float:
-    """Return when the last bucket of `plan` is reduced, in seconds.
-
-    Buckets are reduced one at a time, in order, each as soon as its gradients are ready. A launch takes its time from
-    the backward: what comes after it becomes ready later.
-    """
+    """Return when the last bucket is reduced, in seconds; they are reduced one by one, and launches cost time."""
     end_s = 0.0
     compute_end_s = max(ready_s.values(), default=0.0)
     for place, bucket in enumerate(plan.buckets):

@@ -128,10 +128,7 @@ class GroupAlias:
 
 @torch.library.custom_op("ddp_impl::average_gradient", mutates_args=())
 def average_gradient(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
-    """Return the sum of `gradient / divisor` over the ranks of the group of that name; all of them must call it.
-
-    `divisor` has no dimension. `index` is that of the model's averaged parameter that the gradient belongs to.
-    """
+    """Return the sum of `gradient / divisor` over the group of that name, of averaged parameter `index`; collective."""
     scaled = (gradient / divisor).to(gradient.dtype)  # it differs if neither has a dimension
     summed = functional_collectives.all_reduce(scaled, "sum", group)
     return functional_collectives.wait_tensor(summed)  # type: ignore[no-any-return]

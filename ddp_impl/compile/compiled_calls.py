@@ -46,20 +46,13 @@ _Function = Callable[..., Any]
 
 
 def runs_outside_graphs(function: _Function) -> _Function:
-    """Let `function` run as it is under `torch.compile`, while what it calls is captured and compiled.
-
-    `torch.compiler.disable(recursive=False)` is meant to do this, but as of torch 2.13 it marks a wrapper and lets the
-    function itself be captured, which breaks `fullgraph=True`.
-    """
+    """Let `function` run as it is under `torch.compile`, and capture what it calls; `disable` breaks fullgraph."""
     return skip(function)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveCompiler:
-    """The arguments that the user gave `torch.compile`: a backend, and whether there must be one graph.
-
-    `backend` is None while Dynamo may only run what is compiled already.
-    """
+    """The arguments of `torch.compile`; `backend` is None while Dynamo may only run what is compiled already."""
 
     backend: Callable[..., Any] | None
     fullgraph: bool = False
@@ -124,11 +117,7 @@ class InGraph:
 
 @dataclass(frozen=True, slots=True)
 class ForwardFacts:
-    """What the answer depends on in one forward; equal on every rank.
-
-    `synchronises`: it runs outside of `no_sync`, with gradients enabled. `comm_hook` is (state, hook) as registered, or
-    None. `param_dtype` is what mixed precision computes in, None without it.
-    """
+    """What the answer depends on in one forward, equal on every rank; None: no hook, no mixed precision."""
 
     synchronises: bool
     averaged: AveragedParameters
@@ -141,11 +130,7 @@ class ForwardFacts:
 
 
 def wanted_reduction() -> Reduction:
-    """Return what `torch._dynamo.config.optimize_ddp` asks for, with the values that torch gives it.
-
-    True and "ddp_optimizer" mean `SPLIT`, False and "no_optimization" `WHOLE`, "python_reducer" and
-    "python_reducer_without_compiled_forward" `IN_GRAPH`. Equal on every rank.
-    """
+    """Return what `torch._dynamo.config.optimize_ddp` asks for, in torch's values. Equal on every rank."""
     wanted = optimize_ddp()
     if isinstance(wanted, str) and wanted.startswith("python_reducer"):
         return Reduction.IN_GRAPH
@@ -153,11 +138,7 @@ def wanted_reduction() -> Reduction:
 
 
 def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
-    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
-
-    A graph knows only dense gradients, of which none must be reduced after the others. It does only the plain average
-    and those comm hooks that cast.
-    """
+    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages."""
     wire = wire_format(forward.comm_hook, forward.group)
     options = forward.options
     casts_otherwise = forward.param_dtype is not None and options.reduce_dtype is not forward.param_dtype
@@ -178,10 +159,7 @@ def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
 
 
 def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
-    """Return how graphs are compiled for a forward, given what `in_graph` answered.
-
-    Where the reducer must average although the graph was to, it does so from split graphs.
-    """
+    """Return how graphs are compiled, given what `in_graph` answered; split if the reducer has to average."""
     if answer is not None:
         return Reduction.IN_GRAPH
     return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
@@ -239,10 +217,7 @@ class CompiledCalls:
         self._forward = None
 
     def current(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what this forward calls in place of `module`.
-
-        Raises `RuntimeError` when the module has trainable parameters that are unknown to the wrapper.
-        """
+        """Return what this forward calls in place of `module`; `RuntimeError` for parameters that came later."""
         forward = self._forward
         if forward is None or not self.is_whole:
             return module
@@ -269,11 +244,7 @@ class CompiledCalls:
 
     @property
     def fusion(self) -> Fusion:
-        """How in-graph averages are fused. Unless it was set, Inductor's list of passes for DDP decides, as in torch.
-
-        `torch._inductor.config._fuse_ddp_communication_passes` names a pass that concatenates (its default) or one that
-        coalesces; naming neither leaves one collective per gradient. Equal on every rank.
-        """
+        """How in-graph averages are fused: as was set, or else by Inductor's passes. Equal on every rank."""
         if self._fusion is not None:
             return self._fusion
         passes = fusion_passes()
@@ -382,10 +353,7 @@ class CompiledCalls:
     def _call_as_one_graph(
         self, forward: _Forward, group: dist.ProcessGroup, call: Callable[..., Any], *inputs: Any, **kwargs: Any
     ) -> Any:
-        """Run a forward that averages in its graph, or split graphs if a rank cannot capture it as one.
-
-        Nothing of the module has run when that turns out. The ranks agree on it once for each process group.
-        """
+        """Run a forward that averages in its graph, or split graphs if a rank cannot capture it as one."""
         try:
             return call(*inputs, **kwargs)
         except Unsupported as error:
@@ -424,10 +392,7 @@ class CompiledCalls:
         self.averages_in_graph = averages
 
     def forget_answer(self) -> None:
-        """Ask the ranks anew whether all have one graph; all ranks of the group must call it.
-
-        One that comes back to a group may remember what the others, meanwhile in another one, have forgotten.
-        """
+        """Ask the ranks anew whether all have one graph; all ranks of the group must call it."""
         self._agreed = None
 
     def _tell_once(self, message: str) -> None:

@@ -82,10 +82,7 @@ class _Gradient:
 
 
 def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket, ...]:
-    """Replace the averages in `graph` as the `rules` of their group's name say; return what was fused.
-
-    Averages of groups without rules stay as they are. Nodes must carry example values.
-    """
+    """Replace the averages in `graph` as the `rules` of their group's name say; return what was fused."""
     gradients: dict[str, list[_Gradient]] = {}
     for node in graph.find_nodes(op="call_function", target=AVERAGE):
         _, _, group, index = node.args

@@ -47,10 +47,7 @@ _SOURCES = ("placeholder", "get_attr", "output")
 
 
 class AveragedParameters:
-    """The parameters that DDP averages, found again in a graph by identity.
-
-    Whatever is not among them (ignored or frozen parameters, buffers, inputs) is no concern of bucketing.
-    """
+    """The parameters that DDP averages, found again in a graph by identity."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
         """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
@@ -76,10 +73,7 @@ class AveragedParameters:
                 yield spec
 
     def not_averaged(self, module: nn.Module, ignored: Iterable[str]) -> list[str]:
-        """Return the names of trainable parameters of `module` that are neither averaged nor ignored.
-
-        There are some only if the module was changed after it was wrapped.
-        """
+        """Return the names of trainable parameters that came after wrapping: neither averaged nor ignored."""
         left_out = set(ignored)
         return [
             name
@@ -124,10 +118,7 @@ def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: Aver
 
 
 def ready_order(uses: dict[int, int]) -> list[int]:
-    """Return parameter indices in the order in which a backward completes their gradients.
-
-    Parameters that one node uses first come in reverse order of registration, the usual guess.
-    """
+    """Return parameter indices in the order in which a backward completes their gradients."""
     return sorted(uses, key=lambda index: (-uses[index], -index))
 
 
@@ -169,10 +160,7 @@ def value_of(node: fx.Node) -> Any:
 
 
 def crosses(value: Any) -> bool:
-    """Whether every compiler takes `value` as an input and gives it as an output: tensors and integers only.
-
-    Tensors inside of a function transform (vmap, grad) are bound to its level, which ends within the graph.
-    """
+    """Whether compilers take `value` as an input: an integer, or a tensor that is bound to no function transform."""
     if isinstance(value, Tensor):
         return not is_bound_to_transform(value)
     return isinstance(value, torch.SymInt) or type(value) is int
@@ -243,10 +231,7 @@ def plan_split(
 
 
 def _place_cuts(nodes: Sequence[fx.Node], ends: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return the starts of the parts and the cuts that were moved, given where buckets end.
-
-    The end of the last bucket is no cut: no bucket holds gradients of what precedes it in the graph.
-    """
+    """Return the starts of the parts and the cuts that were moved, given where buckets end."""
     first_gradient = min(ends, default=0)
     glued = _glued(nodes)
     starts: list[int] = []
@@ -339,10 +324,7 @@ def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) ->
 
 
 class SplitBackend:
-    """A Dynamo backend that cuts each graph at the bucket boundaries of one model and compiles the parts by `backend`.
-
-    `splits` keeps the plan of every graph, in the order of compilation. Not collective.
-    """
+    """A Dynamo backend that cuts graphs where buckets end, by `splits`, and compiles the parts by `backend`."""
 
     def __init__(self, backend: CompilerBackend, averaged: AveragedParameters, caps: BucketCaps) -> None:
         """Take the user's backend (a callable), the model's averaged parameters, and the caps of its buckets."""
@@ -408,11 +390,7 @@ class _CompiledPart(nn.Module):
 
 @contextlib.contextmanager
 def _own_tracing_context() -> Iterator[None]:
-    """Give each part a tracing context of its own, which shares guards and shapes with that of the whole graph.
-
-    Compilers leave on the context what they will need for the backward, which may be compiled long after: the parts
-    must not overwrite each other's.
-    """
+    """Give each part a tracing context of its own, on which compilers leave what its backward needs."""
     context = TracingContext.try_get()
     if context is None:
         yield
@@ -439,11 +417,7 @@ def _inputs_of(
     given: dict[fx.Node, Any],
     fake_mode: FakeTensorMode | None,
 ) -> list[Any]:
-    """Return example inputs of `part`: the graph's own where it has them, and the traced values of what crosses.
-
-    Traced values have the strides of the uncompiled graph; compilers keep those of outputs, so they are the strides of
-    the values that will come.
-    """
+    """Return example inputs of `part`: the graph's own where it has them, else the traced values of what crosses."""
     inputs = []
     sources = cast("tuple[fx.Node, ...]", call.args)
     for source, placeholder in zip(sources, part.graph.find_nodes(op="placeholder"), strict=True):

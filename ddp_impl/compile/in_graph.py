@@ -47,10 +47,7 @@ from ddp_impl.wire.collectives import size_of
 
 
 class InGraphReducer:
-    """What the graphs of one wrapped module refer to: the name of its process group, its divisor, its fusion rules.
-
-    Group and divisor may change without anything being compiled again.
-    """
+    """What the graphs of a module refer to: its group and divisor, which may change, and its fusion rules."""
 
     def __init__(
         self,
@@ -87,11 +84,7 @@ class InGraphReducer:
 
 
 class InGraphBackend:
-    """A Dynamo backend that has one model's gradients averaged in the backward graphs that `backend` compiles.
-
-    `fused` keeps the buckets of every backward graph, in the order of compilation. Not collective; what it compiles is,
-    in its backward.
-    """
+    """A Dynamo backend that has gradients averaged in the backward graphs of `backend`; `fused`: their buckets."""
 
     def __init__(
         self,
@@ -100,20 +93,14 @@ class InGraphBackend:
         agree: Callable[[Sequence[int]], Sequence[int] | None],
         begins: Callable[[], None],
     ) -> None:
-        """Take the user's backend (a callable), the model's reducer, and what to call before a forward graph runs.
-
-        `agree(order)` returns rank 0's order of gradients, given this rank's; None if a rank has no such graph.
-        """
+        """Take `agree(order)`, which returns rank 0's order or None, and what `begins` before a forward graph runs."""
         self.backend = backend
         self._agree, self._begins = agree, begins
         self.reducer = reducer
         self.fused: list[tuple[FusedBucket, ...]] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile `gm`; as it is, if it uses no averaged parameter, as the graph of a hook, or `backend` has no place.
-
-        Raises `RuntimeError`, naming parameters, if it uses some and not all.
-        """
+        """Compile `gm`; raises `RuntimeError`, naming parameters, if it uses some of those averaged and not all."""
         uses = first_uses(gm, example_inputs, self.reducer.averaged)
         if not uses:
             return self.backend(gm, example_inputs, **options)

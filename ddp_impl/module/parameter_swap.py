@@ -41,10 +41,7 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def swapped(self, replace: Replace) -> Iterator[None]:
-        """Show `replace(parameter)` in place of every parameter while the block runs; nested use changes nothing.
-
-        What a block around this one shows in a parameter's place is replaced: a cast, say, by its replicated view.
-        """
+        """Show `replace(each)` in place of every parameter, or its stand-in; nested use changes nothing."""
         if self.active:
             yield
             return

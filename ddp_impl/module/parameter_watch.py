@@ -111,10 +111,7 @@ class ParameterWatch:
         rank: int,
         is_averaged: Callable[[Tensor], bool] = lambda parameter: False,
     ) -> None:
-        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper of the process.
-
-        It is asked of parameters that this one does not average.
-        """
+        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper."""
         self.is_averaged = is_averaged
         self._module = module
         self._rank = rank
@@ -174,10 +171,7 @@ class ParameterWatch:
         ]
 
     def check_hidden(self) -> None:
-        """Do what `check` does if the last one saw stand-ins only: they are gone now.
-
-        The backward is still to come; and a copy would take what the module has now for its own.
-        """
+        """Do what `check` does if the last one saw stand-ins only, which are gone now, before a backward or a copy."""
         if self._is_hidden:
             self.check(allow_removed=self._allow_removed)
 
@@ -198,11 +192,7 @@ class ParameterWatch:
         return name in present and present[name] not in self.averaged
 
     def computed(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the computed tensors that the module has in place of these parameters, as plain attributes.
-
-        `_pre_dp_module_transform` of torch's tensor parallelism leaves them after the first forward. Were one computed
-        from something else, its parameter would miss a gradient, which is an error of its own.
-        """
+        """Return the computed tensors, plain attributes, that tensor parallelism leaves in place of these."""
         found: dict[str, Any] = {name: reduce(_part_of, name.split("."), self._module) for name in names}
         return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_leaf}
 

@@ -76,11 +76,7 @@ class Replica:
 
     @property
     def digest(self) -> list[bytes]:
-        """What other ranks compare first: as many hashes whatever the replica.
-
-        The first is equal for equal replicas, whatever their parameters are called. Two follow for each kind of names:
-        of the names, and of their order.
-        """
+        """Hashes that ranks compare first: all but names; then for each kind of names the names, and their order."""
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
         layouts = [list(layouts.values()) for layouts in self.copied.values()]
         content = _hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts])
@@ -164,11 +160,7 @@ def verify_replicas(
 
 
 def first_reordered(digests: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
-    """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
-
-    Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.
-    Modules of other names may stand for each other.
-    """
+    """Return the first two ranks that have the same names of a kind in different orders; None if there are none."""
     for place in range(1, len(digests[0]), 2):
         first: dict[bytes, int] = {}
         for rank, digest in enumerate(digests):

@@ -173,10 +173,7 @@ def end_alone(participant: Participant) -> None:
 
 
 class EngineRun:
-    """One run of autograd's engine, and who takes part in it.
-
-    `has_rivals`: buckets of several wrappers may have to be kept apart. `tallies`: of groups in which somebody counts.
-    """
+    """A run of autograd's engine. `has_rivals`: buckets of several participants have to be kept apart."""
 
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
@@ -251,21 +248,14 @@ _STEPS = tuple(map(methodcaller, ("backward_ends", "all_have_sent", "all_have_ha
 
 @dataclass(slots=True)
 class Tally:
-    """Of a backward in which a wrapper learns: how many collectives of the group are the wrappers' own.
-
-    `num_arrived`: gradients that arrived at wrappers that learn, and full buckets of others that expect the same ones
-    on all ranks.
-    """
+    """Of a backward in which a wrapper learns: the wrappers' own collectives, and what arrived at them."""
 
     own: int = 0
     num_arrived: int = 0
 
 
 class Order:
-    """Counts, for one wrapper, what precedes its gradients; a backend that numbers no collectives tells nothing.
-
-    `tally`: of the backward that runs, where a wrapper learns its order; all other backwards pay nothing.
-    """
+    """Counts, where a wrapper learns and the backend numbers collectives, what precedes a gradient."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Count in `group`, whose ranks build it alike."""
