@@ -13,7 +13,7 @@ from typing import Any, Literal, Never
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.api.arguments import (
@@ -49,16 +49,25 @@ from ddp_impl.compile.compiled_calls import (
     runs_outside_graphs,
 )
 from ddp_impl.compile.graph_split import AveragedParameters
+from ddp_impl.compile.in_graph import InGraphReducer
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.reducer.company import Construction, company
-from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
+from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.user_hooks import take_over_optimizers
+from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward, in_compiled_backward
 from ddp_impl.torch_internals.compile import frame_callback
-from ddp_impl.torch_internals.tensors import ignored_names, num_nodes, outside_transforms, transforms_active
+from ddp_impl.torch_internals.tensors import (
+    has_tensor_hooks,
+    ignored_names,
+    num_nodes,
+    num_post_accumulate_hooks,
+    outside_transforms,
+    transforms_active,
+)
 from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES, backend_of, rank_in, size_of
 from ddp_impl.wire.peers import Peers, slow_waits
 
@@ -488,6 +497,64 @@ class DistributedDataParallel(JoinedWrapper):
                 self._register_builtin_comm_hook(state)
             else:
                 self.register_comm_hook(state, hook)
+
+
+class InGraphBackwards:
+    """Who averages when a backward reaches a forward that was compiled to average: its graph, or the reducer.
+
+    A graph averages what it computes, and a DDP what accumulates. They are the same where every parameter of the
+    wrapper accumulates in this backward, into an empty `.grad`, from this forward alone, and no hook of the user's
+    looks on. Otherwise the graph's collectives do nothing, and the reducer averages `.grad` behind the hooks, as in
+    eager mode; or nobody does (`torch.autograd.grad`). A rank decides alone: the buckets are those of a graph that
+    concatenates. Where the user has graphs coalesce, or fuse nothing, ranks must decide alike.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        """Await no backward."""
+        self._reducer = reducer
+        self._num_forwards = 0  # since the last such backward that accumulates began
+        self._number = -1  # of that backward
+        self._is_plain = True
+
+    def forward_ran(self) -> None:
+        """Note a forward whose backward may be part of another one's: any but those that the reducer awaits."""
+        self._num_forwards += 1
+
+    def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
+        """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
+        self.forward_ran()
+        self._reducer.warns_of_local = False
+        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
+
+    def _reached(self, averages: InGraphReducer) -> None:
+        number = current_backward()  # -1 in each that compiled autograd runs
+        if number != self._number or (number == -1 and self._num_forwards):
+            self._number, self._is_plain = number, False
+            comes = brought_by_backward(self._reducer.reduction.graph.nodes)
+            if self.accumulates(comes):
+                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(comes)
+                self._num_forwards = 0
+                if not self._is_plain:
+                    self._reducer.output_reached()
+        averages.take_effect(self._is_plain)
+
+    def accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether this backward accumulates gradients; compiled autograd has no engine to ask."""
+        return any(comes) or in_compiled_backward()
+
+    def nothing_else_accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether a graph computes all that this backward accumulates; `comes`: to which parameters it comes."""
+        reducer = self._reducer
+        return (
+            reducer.reduction.iteration.progress is Progress.IDLE
+            and (all(comes) or in_compiled_backward())
+            and all(
+                member.parameter.grad is None
+                and num_post_accumulate_hooks(member.parameter) == 1  # the reducer's
+                and not has_tensor_hooks(member.parameter)
+                for member in reducer.members
+            )
+        )
 
 
 # -- in the place of torch's, for code that knows only torch's name ----------------------------------------------------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ddp_impl.autograd.hooks import Listener
+from ddp_impl.autograd.hooks import Listener, one_at_a_time
 from ddp_impl.base.nested_tensors import map_tensors
 from ddp_impl.torch_internals.autograd import brought_by_backward
 from ddp_impl.torch_internals.tensors import (
@@ -110,7 +110,7 @@ class Identity(torch.autograd.Function):
 class Anchor:
     """Reports every backward from an output that is tied to it."""
 
-    def __init__(self, device: torch.device, listener: Listener) -> None:
+    def __init__(self, device: torch.device, listener: Listener, *, has_threads: bool = False) -> None:
         """Make the parameter on `device`, as gradients arrive in a thread of it; report while `listener` lives."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self._node = get_gradient_edge(self._leaf).node
@@ -121,7 +121,8 @@ class Anchor:
             if (heard := weak()) is not None:
                 heard.anchor_reached()
 
-        self._handle = self._leaf.register_post_accumulate_grad_hook(gradient_arrived)
+        hook = one_at_a_time(gradient_arrived) if has_threads else gradient_arrived
+        self._handle = self._leaf.register_post_accumulate_grad_hook(hook)
 
     def is_coming(self) -> bool:
         """Whether the backward that runs now comes from an output that is tied to it."""

@@ -185,8 +185,6 @@ class CompiledCalls:
         `agree(order)` is collective: it returns the order in which rank 0's backward completes gradients, if every rank
         captures the module as one graph and has such an order; else None.
         """
-        self._reduction: Reduction | None = None
-        self._fusion: Fusion | None = None
         self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
@@ -235,27 +233,17 @@ class CompiledCalls:
 
     @property
     def reduction(self) -> Reduction:
-        """How graphs are compiled if nothing speaks against it: what was set here, or else the user's configuration."""
-        return wanted_reduction() if self._reduction is None else self._reduction
-
-    @reduction.setter
-    def reduction(self, value: Reduction | None) -> None:
-        self._reduction = value
+        """How graphs are compiled if nothing speaks against it."""
+        return wanted_reduction()
 
     @property
     def fusion(self) -> Fusion:
-        """How in-graph averages are fused: as was set, or else by Inductor's passes. Equal on every rank."""
-        if self._fusion is not None:
-            return self._fusion
+        """How in-graph averages are fused: as Inductor's passes for DDP say. Equal on every rank."""
         passes = fusion_passes()
         for fusion, name in ((Fusion.CONCAT, "concat"), (Fusion.COALESCED, "coalesced")):
             if any(name in each for each in passes):
                 return fusion
         return Fusion.NONE
-
-    @fusion.setter
-    def fusion(self, value: Fusion | None) -> None:
-        self._fusion = value
 
     @property
     def splits(self) -> list[SplitPlan]:

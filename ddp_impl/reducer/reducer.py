@@ -48,6 +48,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -55,7 +56,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
+from ddp_impl.autograd.hooks import AutogradHooks, one_thread
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.options import ReducerOptions
@@ -107,9 +108,9 @@ class Reducer:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
         has_threads = len({member.parameter.device for member in members}) > 1
-        self._alone = OneThreadAtATime(self) if has_threads else None
-        self.hooks = AutogradHooks(members, arrivals, self._alone or self)
-        self.anchor = Anchor(device, self._alone or self)
+        self._has_threads = has_threads
+        self.hooks = AutogradHooks(members, arrivals, self, has_threads=has_threads)
+        self.anchor = Anchor(device, self, has_threads=has_threads)
         self.reduction = Reduction(members, device, options, self.hooks, self.anchor, arrivals)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.planning = BucketPlanning(self.reduction, self.early_moves)
@@ -285,8 +286,8 @@ class Reducer:
 
     def begin_backward(self) -> None:
         """Begin the backward that runs now, together with the other wrappers whose backward it is."""
-        if self._alone is not None:
-            with self._alone.lock:
+        if self._has_threads:
+            with one_thread:
                 company.begin(self)
         elif self.may_share_backward:
             company.begin(self)
@@ -331,7 +332,7 @@ class Reducer:
         if self.reduction.iteration.progress in (Progress.BROKEN, Progress.HELD):
             self.check_finished()
         local, self._local = self._local, None
-        self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
+        self._perform(self.reduction.iteration.enter(Event.BACKWARD))
         for index in local.came if local is not None else ():  # this backward runs through both
             self.take_gradient(index)
 
@@ -561,33 +562,15 @@ class Reducer:
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: tuple[Action, ...], *, repeats: bool = False) -> None:
-        """Perform the actions of an event; of one that opens an iteration, `repeats`: it is no forward."""
+    def _perform(self, actions: tuple[Action, ...]) -> None:
+        """Perform the actions of an event."""
         for action in actions:
-            match action:
-                case Action.ARM:
-                    self.open_iteration(repeats=repeats)
-                case Action.WATCH:
-                    self.watch_backward()
-                case Action.ANNOUNCE:
-                    self.announce()
-                case Action.LAUNCH:
-                    self.launch_full_buckets()
-                case Action.RESOLVE:
-                    for full in self.expectation.resolve_unused():
-                        self.bucket_is_full(full)
-                case Action.ASK:
-                    self.expectation.ask()
-                case Action.HIDE:
-                    self.reduction.hide_gradients()
-                case Action.FINALIZE:
-                    self.finalize()
-                case Action.DISARM:
-                    self.arrivals.disarm()
+            _PERFORM[action](self)()
 
-    def open_iteration(self, *, repeats: bool = False) -> None:
-        """Expect every gradient; `repeats`: a backward opens the iteration, from outputs of an earlier one."""
+    def open_iteration(self) -> None:
+        """Expect every gradient; of a backward that opens the iteration, from outputs of an earlier one."""
         reduction, last = self.reduction, self.reduction.iteration
+        repeats = last.run is Run.RUNS
         iteration = Iteration(
             reduction.rank, last.number + 1, range(len(self.buckets)), last.progress, last.run, is_repeated=repeats
         )
@@ -641,6 +624,11 @@ class Reducer:
         """Count the collectives of the backward that runs now in `tally`, as others of the group do."""
         self.reduction.order.backward_begins(tally)
 
+    def resolve_unused(self) -> None:
+        """Count as unused what did not arrive, as far as the expectation allows; send what is full now."""
+        for full in self.expectation.resolve_unused():
+            self.bucket_is_full(full)
+
     def announce(self) -> None:
         """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
         absent = self.expectation.absent_at_start()
@@ -692,3 +680,17 @@ class Reducer:
 
 def _nothing() -> None:
     """Do nothing: keeps nobody alive."""
+
+
+#: What the reducer calls for each action.
+_PERFORM = {
+    Action.ARM: attrgetter("open_iteration"),
+    Action.WATCH: attrgetter("watch_backward"),
+    Action.ANNOUNCE: attrgetter("announce"),
+    Action.LAUNCH: attrgetter("launch_full_buckets"),
+    Action.RESOLVE: attrgetter("resolve_unused"),
+    Action.ASK: attrgetter("expectation.ask"),
+    Action.HIDE: attrgetter("reduction.hide_gradients"),
+    Action.FINALIZE: attrgetter("finalize"),
+    Action.DISARM: attrgetter("arrivals.disarm"),
+}

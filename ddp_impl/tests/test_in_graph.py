@@ -28,6 +28,7 @@ from ddp_impl.tests.compiled_models import (
     Calls,
     Recorder,
     assert_same,
+    average_in_graph,
     gradients,
     layers,
 )
@@ -52,8 +53,7 @@ def recorder() -> Iterator[CollectiveRecorder]:
 def wrap(model: nn.Module, fusion: Fusion = Fusion.CONCAT, **options: Any) -> DistributedDataParallel:
     """Wrap `model` so that its compiled backward averages."""
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": ONE_LAYER_MB, **options})
-    ddp._compiled_calls.reduction = Reduction.IN_GRAPH
-    ddp._compiled_calls.fusion = fusion
+    average_in_graph(ddp, fusion)
     return ddp
 
 

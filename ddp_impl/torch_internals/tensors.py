@@ -54,16 +54,12 @@ def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(source)
 
 
-def flattened(tensors: list[Tensor]) -> Tensor:
-    """Return a new 1-D tensor of the values of `tensors`, of one dtype and device, one behind the other."""
-    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
-    return flat
+#: Returns a new 1-D tensor of the values of tensors of one dtype and device, one behind the other.
+flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
 
 
-def unflattened(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Return the parts of `flat` in the shapes of `tensors`, which it was made of: views, row-major."""
-    parts: list[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, tensors)
-    return parts
+#: Returns the parts of a flat tensor in the shapes of the tensors of which it was made: views, row-major.
+unflattened: Callable[[Tensor, list[Tensor]], list[Tensor]] = torch._C._nn.unflatten_dense_tensors
 
 
 def is_lazy(tensor: Tensor) -> bool:
@@ -88,9 +84,8 @@ def plain_alias(tensor: Tensor) -> Tensor | None:
         return tensor.detach().as_subclass(Tensor)
 
 
-def num_stored(sparse: Tensor) -> int:
-    """Return how many values a sparse tensor stores, coalesced or not."""
-    return sparse._nnz()
+#: How many values a sparse tensor stores, coalesced or not.
+num_stored: Callable[[Tensor], int] = Tensor._nnz
 
 
 #: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
@@ -128,14 +123,12 @@ def num_post_accumulate_hooks(tensor: Tensor) -> int:
     return len(post_accumulate_hooks(tensor))
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often `tensor` was changed in place; torch has no public way to ask."""
-    return tensor._version
+#: How often a tensor was changed in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
-def is_bound_to_transform(tensor: Tensor) -> bool:
-    """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+#: Whether a tensor belongs to a level of a function transform (vmap, grad).
+is_bound_to_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def nodes_behind(output: Tensor) -> list[Node]:
@@ -223,9 +216,12 @@ def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
 BatchNorm = _BatchNorm
 
 
-def parameter_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors."""
-    return module._parameters
+#: The table of parameters of a module; it may hold None, and for a while plain tensors.
+parameter_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
+#: That of its children; `named_children` builds new tuples at every call.
+child_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
+#: That of its buffers.
+buffer_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
 
 
 def saves_state() -> bool:
@@ -249,16 +245,6 @@ def drop_forward_hooks(module: nn.Module, drops: Callable[[Any], bool]) -> None:
                 del hooks[key]
                 for other in others:
                     other.pop(key, None)
-
-
-def child_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
-    return module._modules
-
-
-def buffer_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its own buffers."""
-    return module._buffers
 
 
 def refresh_recurrent(module: nn.Module) -> None:

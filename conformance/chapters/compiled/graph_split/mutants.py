@@ -33,12 +33,11 @@ def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
     yield
 
 
-@replaces(Ours, "attach_reducer")
-def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(CompiledCalls, "reduction")
+def CompilesWhole(calls: CompiledCalls, reduction: Call) -> Reduction:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-    attach_reducer(members)
-    if ddp._compiled_calls.reduction is Reduction.SPLIT:
-        ddp._compiled_calls.reduction = Reduction.WHOLE
+    wanted: Reduction = reduction()
+    return Reduction.WHOLE if wanted is Reduction.SPLIT else wanted
 
 
 @replaces(CompiledCalls, "exchanged")
