@@ -420,11 +420,7 @@ class DistributedDataParallel(JoinedWrapper):
     # -- pickling -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: group and reducer.
-
-        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing or went
-        to parameters that DDP does not average.
-        """
+        """Leave out group and reducer; raises `RuntimeError` off the default group, and if averages are missing."""
         if self.process_group is not dist.group.WORLD:
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported with the default process group: the copy is attached to "
@@ -564,12 +560,9 @@ _own_names: set[tuple[str, str]] | None = None
 
 
 def install() -> None:
-    """Replace torch's class by ours wherever it can be imported from; calling it twice changes nothing.
+    """Replace torch's class by ours wherever a module has it; calling it twice changes nothing.
 
-    Modules that imported the class before, under any name, get the new one too.
-    Only objects that exist already stay what they are, and references kept elsewhere than in a module's names: a
-    module-level tuple of classes, a default argument. Install before importing what keeps such. Undo it with
-    `uninstall`.
+    Objects that exist, and references elsewhere (a tuple of classes, a default argument), stay. `uninstall` undoes it.
     """
     global _own_names
     if _own_names is None:

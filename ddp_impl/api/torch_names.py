@@ -270,11 +270,7 @@ class TorchSurface(nn.Module):
 
     @property
     def require_manual_backward_finalization(self) -> bool:
-        """Whether a synchronised backward leaves its gradients to `finalize_backward`; equal on every rank.
-
-        Until then every use of a `.grad` raises `ReductionError`. Set it before a forward; raises `RuntimeError`
-        between a forward and the end of its backward.
-        """
+        """Whether a backward leaves its gradients to `finalize_backward`; equal on every rank, set before a forward."""
         return self._options.finalizes_by_hand
 
     @require_manual_backward_finalization.setter

@@ -28,9 +28,7 @@ from ddp_impl.torch_internals.tensors import has_operators, plain_alias
 def find_tensors(value: Any) -> list[Tensor]:
     """Return every tensor in `value`: in containers, mappings, dataclasses, owned RRefs, attributes of other objects.
 
-    Looking into any object's attributes goes beyond torch, whose search stops at types it does not know and then
-    reduces nothing (pytorch/pytorch#124666). Each object is visited once, level by level and type by type, so that a
-    step of Python's is one of a level, not of an object: a forward may return rows of text beside its tensors.
+    torch stops at types that it does not know (pytorch/pytorch#124666). All of a type are looked into in one step.
     """
     if type(value) is Tensor:
         return [value]
@@ -139,11 +137,9 @@ _REMEDY = (
 
 
 def memory(kind: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the plain dense tensors that hold the values of these, in their order, sharing their storage.
+    """Return the plain dense tensors, in order, that hold the values of these: a DTensor's shard, flattened parts.
 
-    Of a DTensor they are those of the local shard; of a class with `__tensor_flatten__` those of all that it is made
-    of. Raises `RuntimeError` with kind ("buffer") and name of one whose values cannot be copied: they have no memory
-    that is known, or no place of their own, as a sparse tensor's.
+    Raises `RuntimeError` with kind ("buffer") and name of one whose values have no known memory, as a sparse tensor's.
     """
     given = list(tensors.values())
     if _PLAIN.issuperset(map(type, given)) and {torch.strided}.issuperset(map(_LAYOUT, given)):  # in C, as mostly

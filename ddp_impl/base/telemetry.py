@@ -51,11 +51,7 @@ class Observer:
 
 @dataclass(slots=True)
 class IterationTimes:
-    """Moments of one synchronised iteration on the clock of `now_ns`; `NEVER` where it did not come to pass.
-
-    They are host times: on an accelerator they tell when work was queued, not when it was done. `zero_ns`: what the
-    clock on the wall, which users are told, shows when the other one is 0.
-    """
+    """Moments of an iteration on the clock of `now_ns`; `zero_ns`: the wall clock where that shows 0. Host times."""
 
     forward_start: int = NEVER
     backward_start: int = NEVER

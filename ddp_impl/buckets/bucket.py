@@ -38,11 +38,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class ManagedParameter:
-    """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse.
+    """A parameter that DDP averages: its place, name, and whether its gradient is sparse.
 
-    `layout` is that of its gradient in buckets, of a DTensor's local shard: as the parameter was laid out when it was
-    wrapped, for ranks have compared that. It stays although the parameter may be given data in another memory format or
-    dtype, on one rank perhaps.
+    `layout`: of its gradient in buckets (of a DTensor's local shard), as ranks have compared it when it was wrapped.
     """
 
     index: int

@@ -66,11 +66,7 @@ class BufferHook:
 
 
 def bind_hook(state: Any, hook: Any) -> BoundHook:
-    """Return `hook` bound to `state` after checking what can be known before it runs.
-
-    Raises `TypeError` for what is not callable or does not take two arguments, `ValueError` for annotations that say
-    something else than (state, GradBucket) -> Future[Tensor]. The bucket's argument may have any name.
-    """
+    """Return `hook` bound to `state`; raises `TypeError` for other arguments, `ValueError` for other annotations."""
     if not callable(hook):
         raise TypeError(f"Communication hook must be callable; got {type(hook).__name__}")
     try:
@@ -105,11 +101,7 @@ def _waits_in_callbacks(hook: Any) -> bool:
 
 
 class _OneBucketAtATime:
-    """Calls a hook for a bucket on a CPU when it is done with the bucket before.
-
-    gloo runs callbacks in the two threads that communicate. Where two of them wait, nothing is communicated any more;
-    and the collectives of several buckets come in an order that differs between ranks.
-    """
+    """Calls a hook on a CPU when it is done with the bucket before: gloo has two threads, which may both wait."""
 
     def __init__(self, hook: Any) -> None:
         self._hook = hook
@@ -164,11 +156,7 @@ def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
 
 
 def tensor_in(result: Any, buffer: Tensor, here: str) -> Tensor:
-    """Return the tensor that a hook's future held, alone or in a list of one as ready-made hooks leave it.
-
-    It is to take the place of `buffer`. Raises `CommunicationError`, beginning with `here`, for what cannot: no tensor,
-    one of another size or, if sparse, another shape, or of a dtype that cannot be cast.
-    """
+    """Return the tensor of a hook's future, to replace `buffer`; raises `CommunicationError` if that does not fit."""
     if isinstance(result, (list, tuple)) and len(result) == 1:
         result = result[0]
     if not isinstance(result, Tensor):

@@ -175,12 +175,7 @@ def _leave_out(bucket: Bucket, home: GradientHome, left_out: Collection[int]) ->
 
 
 def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | None:
-    """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
-
-    None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
-    to pass on, or is laid out in another way than other ranks expect, or somebody else may take it when it comes, such
-    as another DDP around this one.
-    """
+    """Return the only gradient of `bucket`, divided, as a flat tensor; None where others may use its memory."""
     if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
         return None
     parameter = bucket.parameters[0]
@@ -301,10 +296,7 @@ def is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_numel: int) -> None:
-    """Copy, and divide on the way: one pass over large gradients less. The others are divided together.
-
-    Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
-    """
+    """Copy, and divide large gradients on the way; the others, also of a narrower dtype, are divided together."""
     small_targets, small_sources = [], []
     for target, source in zip(targets, sources, strict=True):
         # One of another shape, whose parameter was given other data, would give the target that shape.
@@ -338,11 +330,7 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
 
 
 def _check_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> None:
-    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss.
-
-    A parameter that was converted since it was wrapped has gradients of another dtype. Buckets keep the one that ranks
-    have compared.
-    """
+    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss."""
     dtype = member.layout.dtype
     is_own = not gradient.is_sparse and gradient.dtype is member.parameter.dtype
     if is_own and torch.promote_types(gradient.dtype, dtype) is dtype:
@@ -375,11 +363,7 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
 
 
 class EarlyMoves(Observer):
-    """Moves the gradients of some buckets when they arrive.
-
-    `takes[index]`: `came(index)` is to be called when the last gradient of a parameter has arrived in a backward; hooks
-    hold on to the list. `movable`: gradients arrive in `.grad`, not in a context of torch.distributed.autograd.
-    """
+    """Moves gradients when they arrive, where `takes[index]`. `movable`: they arrive in `.grad`."""
 
     def __init__(self, num_parameters: int) -> None:
         """Move nothing; `regroup` must follow."""
@@ -421,11 +405,7 @@ class EarlyMoves(Observer):
 
 
 class NotFinal(Tensor):
-    """Stands in `.grad` for a gradient that is not final, in its dtype and shape: every use of it is an error.
-
-    It can be replaced, by None too, which reads nothing. It holds no value but NaN, so that code that asks no Python
-    class, such as autograd's, gets no plausible one.
-    """
+    """Stands in `.grad` for a gradient that is not final, as NaN: each use of it is an error, to replace it is none."""
 
     why: str
 

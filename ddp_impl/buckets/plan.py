@@ -22,11 +22,7 @@ from ddp_impl.base.options import BucketCaps
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What planning needs to know of one parameter.
-
-    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after that of the
-    parameter that `releases_delayed`, so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
-    """
+    """What planning knows of a parameter; gradients of one `kind` can share storage, `delayed` ones come last."""
 
     index: int
     name: str
@@ -53,11 +49,7 @@ class BucketPlan:
 
 
 def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
-    """Return one bucket per kind (a sparse gradient always has its own), the last registered kinds first.
-
-    Within a bucket parameters stand in order of registration, as in torch, so that comm hooks which depend on the place
-    of a gradient (PowerSGD draws random numbers in that order) give the same result.
-    """
+    """Return one bucket per kind, the last kinds first; in order of registration, on which PowerSGD depends."""
     plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
     return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets))
 

@@ -72,12 +72,9 @@ def compiler_behind(callback: Any) -> ActiveCompiler:
 
 
 class OwnGraphs:
-    """Compiles by `backend`, and neither reads nor writes the cache that AOTAutograd keeps on the disk.
+    """Compiles by `backend` without AOTAutograd's cache on the disk, which knows a mesh by its shape.
 
-    A graph that shards DTensors calls collectives by the names of their groups, which differ from rank to rank and from
-    run to run. The cache knows a mesh by its shape alone: what one rank has written, another finds, and communicates
-    over a group that is not its own, or fails because there is none of that name (pytorch/pytorch#188390, torch 2.13).
-    Inductor's own cache knows the names and serves as before.
+    It would return graphs that communicate over another rank's groups (pytorch/pytorch#188390, torch 2.13).
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
@@ -168,9 +165,7 @@ def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
 class CompiledCalls:
     """The compiled forms of one wrapped module, and the backends that compile them: one around each of the user's.
 
-    Guards, recompilation, stances and `torch.compiler.reset` work as for any module, and other modules that are
-    compiled with the same backend are not affected. What is compiled outside of the wrapper's forwards is compiled by
-    the user's backend alone, also if it is the same function.
+    Other modules that are compiled with the same backend are not affected, nor what is compiled outside of forwards.
     """
 
     def __init__(
@@ -180,11 +175,7 @@ class CompiledCalls:
         caps: BucketCaps,
         agree: Callable[[Sequence[int] | None], Sequence[int] | None],
     ) -> None:
-        """Take what DDP averages, the names it ignores, the caps of its buckets, and how ranks agree.
-
-        `agree(order)` is collective: it returns the order in which rank 0's backward completes gradients, if every rank
-        captures the module as one graph and has such an order; else None.
-        """
+        """Take what DDP averages and ignores, the caps, and `agree(order)`: collective, rank 0's or None."""
         self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
@@ -202,11 +193,7 @@ class CompiledCalls:
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
     ) -> AbstractContextManager[None]:
-        """Compile for this forward what is compiled while the block runs, and choose what `current` returns.
-
-        `compiler` is what `torch.compile` is doing to the wrapper; None if nothing. `averages` tells how a compiled
-        backward averages: it is asked if something is compiled. Must be entered at once, with Dynamo disabled.
-        """
+        """Compile for this forward what is compiled in the block; enter it at once, with Dynamo disabled."""
         self._forward = _Forward(module, compiler, averages)
         self.averages_in_graph = None
         return exchanging_callbacks(self.exchanged, self._forward_is_over)

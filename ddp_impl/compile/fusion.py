@@ -46,11 +46,7 @@ class Fusion(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FusionRules:
-    """How the gradients of one model are fused; equal on every rank.
-
-    `specs` are all its averaged parameters, `order` their indices as rank 0's backward completes them, `caps` the sizes
-    of its buckets. `wire_dtype` is what gradients are cast to while they travel, None for their own dtype.
-    """
+    """How the gradients of one model are fused, in rank 0's `order`; equal on every rank."""
 
     specs: tuple[ParameterSpec, ...]
     order: tuple[int, ...]

@@ -100,11 +100,9 @@ def parameter_inputs(
 
 
 def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters) -> dict[int, int]:
-    """Return for each averaged parameter in the graph (by index) the position of its first use.
+    """Return for each averaged parameter in the graph the position of its first use, as computations count.
 
-    Positions count computations. A gradient is complete when the backward of the *first* use is over, so parameters
-    become ready in order of decreasing position. Parameters are found as inputs and attributes of the graph, and inside
-    called modules.
+    There its gradient becomes complete: parameters become ready in order of decreasing position.
     """
     spec_of_node = parameter_inputs(gm, example_inputs, averaged)
     found: dict[int, int] = {}

@@ -168,12 +168,7 @@ class InGraphBackend:
 def with_backward_pass(
     backend: CompilerBackend, graph_pass: Callable[[fx.GraphModule], None], identity: str
 ) -> CompilerBackend:
-    """Return `backend`, with `graph_pass` changing every backward graph as soon as it is told apart from the forward.
-
-    So compiled autograd, which captures backward graphs once more instead of running them, gets them changed. What the
-    pass does must depend on the graph and on `identity` alone. A backend that is not known to have a place for this is
-    returned as it is.
-    """
+    """Return `backend` with `graph_pass`, known by `identity`, changing backward graphs; itself if it cannot."""
     name = getattr(backend, "compiler_name", None)
     function = getattr(backend, "compiler_fn", backend)
     if name == "inductor" and hasattr(backend, "config"):

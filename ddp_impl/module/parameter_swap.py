@@ -59,12 +59,7 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
-        """Show `replace(parameter)` to whoever reads one while the block runs; nested use changes nothing.
-
-        With `root` only the parameters of its modules. What stands in a parameter's place when the block begins, as a
-        tensor of `torch.func.functional_call`, is read through as well; what the block puts there is shown as it is.
-        Of two wrappers, one within the other, the inner one replaces the parameters, not what the outer one shows.
-        """
+        """Show `replace(each)` to whoever reads a parameter of `root`, or its stand-in; nested use changes nothing."""
         if self.active:
             yield
             return

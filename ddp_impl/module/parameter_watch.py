@@ -95,12 +95,9 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class ParameterWatch:
-    """Watches the parameters of `module`, of which DDP averages `members` and leaves those with `ignored` names alone.
+    """Watches the parameters of `module`, of which DDP averages `members`; asked before every synchronised forward.
 
-    The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
-    the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
-    that need no gradient. `averaged`: the parameters of `members`, in
-    their order `parameters`; `in_cpp`: what torch has for them in C++.
+    While nothing changes, `check` makes three passes in C: over the sizes of tables, what is in them, what is frozen.
     """
 
     def __init__(
@@ -126,12 +123,9 @@ class ParameterWatch:
         self.remember()
 
     def check(self, *, allow_removed: bool = False) -> bool:
-        """Return whether the module consists of other parts than before, buffers included.
+        """Return whether the module consists of other parts than before, buffers included. Warns, once, of stand-ins.
 
-        Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
-
-        With `allow_removed`, a parameter that was removed, and has no other in its place, is one that no forward uses.
-        Warns, once, where plain tensors stand in for parameters and keep the gradients.
+        Raises `RuntimeError` naming parameters that are not averaged, or were replaced or (unless allowed) removed.
         """
         self._allow_removed, self._is_hidden = allow_removed, False
         if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:

@@ -54,10 +54,7 @@ class ReplicatedParameter:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One rank's module and options, as far as they must be those of every rank; options are text by name.
-
-    `copied` has, by kind and name, how all that ranks get from rank 0 lies in memory: ranks match it by its place.
-    """
+    """One rank's module and options, as text; `copied`: how what rank 0 gives lies in memory, by kind and name."""
 
     parameters: tuple[ReplicatedParameter, ...]
     copied: Mapping[str, Mapping[str, str]]

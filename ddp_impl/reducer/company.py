@@ -286,11 +286,7 @@ class Order:
         tally.own += self.now() - num_begun
 
     def position_of_arrival(self) -> tuple[int, int]:
-        """Return (user collectives, other wrappers' arrivals) that precede a gradient.
-
-        Collectives count from the end of forward: whether a wrapper notices its backward before a hook on its output
-        runs depends on what else this rank holds.
-        """
+        """Return (user collectives since forward, other wrappers' arrivals) that precede a gradient."""
         if self.tally is None or self._count is None:
             return 0, 0
         return self.now() - self._num_begun - self.tally.own, self.tally.num_arrived - self._num_arrived

@@ -61,11 +61,7 @@ class Every:
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
 
     def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
-
-        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
-        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
-        """
+        """Return the `output` of a forward, which holds `tensors`, tied if no parameter took part and none must."""
         reduction = self.reduction
         if not self.allows_absence or reduction.num_ranks == 1 or self.graph.uses_any(tensors):
             return output
@@ -101,10 +97,7 @@ class Every:
         return [index for index in last if self.reduction.is_frozen(index)] if last else ()
 
     def resolve_unused(self) -> list[int]:
-        """Take as unused what has not arrived, or leave it to another backward; return the buckets that are full now.
-
-        The backward is over.
-        """
+        """Take as unused what is frozen, and await the rest; return the buckets that are full. The backward is over."""
         frozen = [index for index in self.arrivals.missing if self.reduction.is_frozen(index)]
         self.reduction.iteration.unused.update(frozen)
         full = self.arrivals.exclude(frozen)
@@ -188,11 +181,7 @@ class Some(Every):
         return ()
 
     def forecast(self, coming: Sequence[bool]) -> None:
-        """Start the exchange of which gradients are certain to arrive.
-
-        False means unknown: a nested backward can still produce the gradient. Of several forwards none is certain: each
-        rank may use a parameter in another of them, where its gradient arrives at another moment.
-        """
+        """Start the exchange of which gradients are certain to arrive; of several forwards none is."""
         reduction = self.reduction
         if reduction.iteration.num_forwards != 1:
             coming = [False] * len(coming)
@@ -264,11 +253,7 @@ class Same(Every):
         return self.arrivals.never_used
 
     def resolve_unused(self) -> list[int]:
-        """Count as unused what did not arrive, when the last backward of the iteration is over.
-
-        A static graph may have several in one. One that reached no output of forward (of a loss which the module keeps,
-        say) does not end the iteration; a later one will.
-        """
+        """Count as unused what did not arrive, when a backward ends that has reached an output of forward."""
         iteration = self.reduction.iteration
         if iteration.is_announced and not iteration.is_reached:
             self.arrivals.report_next()
@@ -280,10 +265,7 @@ class Same(Every):
         return False
 
     def ask(self) -> None:
-        """Ask once what ranks use and how often, and afterwards only for what none of them uses.
-
-        They know of the others, but not which of these got gradients under `no_sync`.
-        """
+        """Ask once what ranks use and how often, and afterwards only for what none of them uses."""
         promise = self.reduction.learnt.promise
         if promise is None and self.arrivals.num_to_learn_from:
             times = self.arrivals.learnt or [0] * len(self.members)

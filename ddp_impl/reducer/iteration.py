@@ -224,10 +224,7 @@ class Iteration:
     hidden: list[Hidden] = field(default_factory=list)
 
     def enter(self, event: Event) -> tuple[Action, ...]:
-        """Go on by `event`; return the actions that the reducer must perform now.
-
-        Raises `IllegalEventError`, and changes nothing, where the event cannot happen.
-        """
+        """Go on by `event`; return the actions to perform. Raises `IllegalEventError` where it cannot happen."""
         following = TRANSITIONS.get((self.progress, self.run, event))
         if following is None:
             raise self.illegal(event.value)
@@ -298,11 +295,7 @@ class Iteration:
 
 @dataclass(eq=False, slots=True)
 class Backward:
-    """One run of autograd's engine, with its `number`, that this wrapper takes part in.
-
-    `told_missing`: the user has read that gradients are missing now that it is over. `is_compiled`: compiled autograd
-    runs it, and it is not over. `came`: of a local backward, the parameters whose gradients it brought.
-    """
+    """A run of autograd's engine; `told_missing`: an error has named what is missing; `came`: if it is local."""
 
     number: int = -1
     told_missing: bool = False

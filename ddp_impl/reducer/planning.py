@@ -90,8 +90,7 @@ class BucketPlanning:
     def agree_on_order(self, mine: Sequence[int] | None) -> Sequence[int] | None:
         """Return rank 0's order of gradients, by which buckets are planned from now on; None if a rank has none.
 
-        `mine`: the order that this rank's compiled backward has. All ranks must call it in one forward. Buckets that
-        follow an order already keep it.
+        `mine`: the order of this rank's compiled backward. All ranks must call it in one forward.
         """
         reduction, learnt = self.reduction, self.reduction.learnt
         told = [0] * len(self.specs) if mine is None else mine
@@ -111,10 +110,7 @@ class BucketPlanning:
         return messages.order([member.name for member in self.reduction.members])
 
     def rebuild(self) -> None:
-        """Plan buckets anew from the order in which gradients arrived on rank 0; once, when it is known.
-
-        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent the order of another wrapper.
-        """
+        """Plan buckets anew by rank 0's order; raises `ReductionError` if that is of another wrapper."""
         reduction, learnt = self.reduction, self.reduction.learnt
         number, *order = learnt.order
         if number != reduction.peers.number:

@@ -233,8 +233,7 @@ class Reducer:
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and what was learnt, and reduce over `group`; all its ranks must call it.
 
-        Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the last
-        backward are missing and no error has said so: afterwards nothing says that those which arrived are no averages.
+        Raises `ReductionError` where gradients of the last backward are missing and no error has said so.
         """
         if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
             self.check_finished()
@@ -264,10 +263,7 @@ class Reducer:
         self.all_have_handed_out()
 
     def rebuild_buckets(self) -> bool:
-        """Plan buckets anew by rank 0's order of gradients, if it is known and none is expected; return whether it did.
-
-        Collective with `bucket_cap_mb="auto"`.
-        """
+        """Plan buckets anew by rank 0's order, if it is known; return whether it did. Collective with "auto" caps."""
         if not self.reduction.learnt.order or self.reduction.iteration.progress is not Progress.IDLE:
             return False
         if self.reduction.options.caps.measured:
@@ -309,11 +305,7 @@ class Reducer:
         return self._local_is_reached or company.takes_part(self)
 
     def begins_with_others(self, repeated: int | None) -> bool:
-        """Whether the backward that runs now is the one that this wrapper awaits, though it has reached no output.
-
-        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does. A forward under
-        `no_sync` may await its own, which is none. After `torch.autograd.grad` the wrapper awaits one still.
-        """
+        """Whether the wrapper awaits the backward that runs now, or its last one runs once more (`repeated`)."""
         iteration = self.reduction.iteration
         awaits = iteration.awaits_backward or iteration.run is Run.UNSEEN
         repeats = repeated is not None and self.last_backward == repeated
@@ -416,11 +408,7 @@ class Reducer:
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 
     def _local_output_reached(self, num_triggers: int) -> None:
-        """Take the report that a backward has reached an output of a forward under `no_sync`.
-
-        While nothing is expected, gradients are local anyway. Once a synchronised backward runs, or was triggered by
-        hand since the forward, when there were `num_triggers`, this is a part of it.
-        """
+        """Take the report of an output of a forward under `no_sync`, unless a backward was triggered by hand since."""
         if num_triggers != self._num_triggers:
             return
         self._local_run = current_backward()
@@ -453,11 +441,7 @@ class Reducer:
         self.engine_run_is_over()
 
     def _belongs_to_other(self, index: int) -> bool:
-        """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
-
-        The backward has reached an output of another wrapper, but none of this one. Where it reaches one later, it
-        averages everything. Once the wrapper is gone, a backward is the user's own unless it reaches an output.
-        """
+        """Whether a gradient is another wrapper's: the backward has reached an output of that, and none of this one."""
         return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
 
     # -- buckets leave ------------------------------------------------------------------------------------------------
@@ -610,11 +594,7 @@ class Reducer:
             self.telemetry.current.backward_start = now_ns()
 
     def choose_observers(self) -> None:
-        """Find who listens to backwards from now on; who has nothing to do is not asked.
-
-        First the user's hooks, to remember parameters before anything moves; last the clock of the device, next to
-        the work that it times.
-        """
+        """Find who listens to backwards; the user's hooks come before moves, and the device's clock comes last."""
         hooks, moves, times = self.reduction.user_hooks, self.early_moves, self.planning.device_times
         learns = self.arrivals.num_to_learn_from
         candidates: list[tuple[Observer | None, Any]] = [(hooks, hooks.hooked), (moves, moves.buckets), (times, learns)]

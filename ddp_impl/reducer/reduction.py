@@ -105,10 +105,7 @@ class Reduction:
     # -- which buckets leave when -------------------------------------------------------------------------------------
 
     def hold_back_uncertain(self, certain: Sequence[bool]) -> None:
-        """Let the buckets leave behind the backward whose gradients are not all `certain` to arrive on every rank.
-
-        A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
-        """
+        """Hold back the buckets whose gradients are not all `certain`; with a comm hook, all behind the first one."""
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
         late = set[int]()
         if uncertain:
@@ -122,10 +119,7 @@ class Reduction:
         self.iteration.hold_back(range(len(self.buckets)))
 
     def release_late(self) -> None:
-        """Let the late buckets leave: the backward is over. Skip those of which no rank used a parameter, if asked to.
-
-        Collective with `skip_all_reduce_unused_params`.
-        """
+        """Let the late buckets leave: the backward is over. Collective with `skip_all_reduce_unused_params`."""
         self._agree_on_skipped()
         self.iteration.num_late = 0
 
@@ -327,10 +321,7 @@ class Reduction:
             self.used_locally -= {index for index in earlier if self.members[index].parameter.grad is None}
 
     def refuse(self, error: ReductionError) -> None:
-        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
-
-        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
-        """
+        """Raise `error`, or have all ranks raise, where they exchange it: they would wait for this one otherwise."""
         if not self.ranks_may_differ:
             raise error
         if self.iteration.refusal is None:
@@ -384,11 +375,9 @@ class Reduction:
             self.iteration.hidden.pop().reveal()
 
     def hand_out_all_but_the_last(self) -> None:
-        """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
+        """Hand out all averages but those of the last bucket launched, so that parameters step in backward.
 
-        No more than two buckets of gradients are alive then. Where other ranks may still refuse to average, or know
-        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward; where
-        the user finalizes by hand, for that.
+        At the end instead where ranks may refuse, another wrapper awaits the gradient, or the user finalizes by hand.
         """
         if self.ranks_may_differ or self.options.finalizes_by_hand:
             return
@@ -458,11 +447,7 @@ class Reduction:
         return used
 
     def last_gradient_ends_it(self, *, allows_absence: bool) -> bool:
-        """Whether all can be handed out with the last gradient, though the backward goes on; alike on all ranks.
-
-        Not where gradients may be missing or another wrapper awaits some of them, too; nor where parameters may step
-        then, as a comm hook can have them do: what compiled autograd has captured may read them later.
-        """
+        """Whether averages can be handed out with the last gradient, though backward goes on; alike on all ranks."""
         if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
             return False
         waits = allows_absence or self.options.delayed or self.hooks.shared()

@@ -1,7 +1,4 @@
-"""Hooks on parameters that step them: the user's, on this rank's gradient; in-backward optimizers, on the average.
-
-A parameter may have an optimizer of its own (pytorch/pytorch#89194), which DDP steps as soon as the average is there.
-"""
+"""Hooks that step parameters: the user's, on local gradients, and in-backward optimizers, on averages."""
 
 from __future__ import annotations
 
@@ -21,10 +18,9 @@ from ddp_impl.torch_internals.tensors import (
 
 
 class UserHooks(Observer):
-    """Watches the parameters that have hooks of the user's own, called when their gradients have been accumulated.
+    """Watches parameters with hooks of the user's (`hooked`): an optimizer there steps on a local gradient.
 
-    An optimizer in such a hook steps on this rank's gradient: averages come later. Its signs are that the gradient is
-    gone or that the parameter has changed when the backward ends. `hooked`: those that are watched.
+    Its signs are that the gradient is gone, or that the parameter has changed when the backward ends.
     """
 
     def __init__(self, members: Sequence[ManagedParameter]) -> None:
@@ -81,11 +77,7 @@ class UserHooks(Observer):
 
 
 def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
-    """Whether any member has an optimizer of its own; their hooks, which would step on local gradients, are removed.
-
-    Parameters get such optimizers from `torch.distributed.optim._apply_optimizer_in_backward`, called before or after
-    wrapping, but before the first forward.
-    """
+    """Whether members have in-backward optimizers; their hooks, which would step on local gradients, are removed."""
     owners = [member.parameter for member in members if in_backward_optimizers(member.parameter)]
     if not owners:
         return False
@@ -96,12 +88,9 @@ def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
 
 
 def step_parameters(bucket: Bucket, used: Sequence[bool] | None) -> bool:
-    """Step the optimizers of the parameters in `bucket`, whose gradients are averages now.
+    """Step the optimizers of parameters in `bucket` that some rank `used`; return whether no gradient is left.
 
-    Return whether none of the parameters has a gradient any more.
-
-    Afterwards those gradients are None, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
-    A parameter that no rank has used, by its index in `used`, is not stepped: what it has for a gradient is the user's.
+    Gradients are None afterwards, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
     """
     set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
     for member in bucket.members:

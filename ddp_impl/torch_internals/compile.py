@@ -59,11 +59,7 @@ _AS_IT_IS = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._Frame
 
 
 def keep_out_of_graphs(function: _Function) -> _Function:
-    """Let `function`, which C++ calls, and all that it calls run as it is while `torch.compile` is at work; return it.
-
-    Dynamo would capture it like any frame: a compiled function that runs a backward has autograd's hooks called under
-    it. `torch.compiler.disable` does the same at a cost of microseconds in every call.
-    """
+    """Let `function`, which C++ calls, run as it is under `torch.compile`; `disable` costs microseconds a call."""
     _frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
     return function
 
@@ -152,10 +148,7 @@ def wants_one_graph(callback: Any) -> bool:
 
 
 def wrapped_callback(callback: Any) -> Any:
-    """Return what this layer is wrapped around; None if it is the user's backend.
-
-    What `torch.compile` makes of a backend's name is one itself, with the name; and it may be given to `torch.compile`.
-    """
+    """Return what this layer is wrapped around; None if it is the user's backend."""
     backend = getattr(callback, "compiler_fn", None)
     found = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
     return backend if found is None and hasattr(backend, "compiler_name") else found

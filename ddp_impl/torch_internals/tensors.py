@@ -42,11 +42,7 @@ functional_collectives: Any = torch.ops._c10d_functional
 
 
 def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it.
-
-    One after the other where there is no kernel for lists of such tensors: of some dtypes on a CUDA device, and where
-    conjugation or negation is a bit. A rank that raised here alone would leave the others waiting.
-    """
+    """Copy `sources` into `targets`, past autograd; one after the other where there is no kernel for lists."""
     try:
         torch._foreach_copy_(targets, sources)
     except RuntimeError:
@@ -99,10 +95,7 @@ def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
 
 
 def owns_its_memory(tensor: Tensor) -> bool:
-    """Whether no other tensor uses the memory of `tensor`; torch has no public way to ask.
-
-    Autograd lets gradients share memory: `(a.view(-1) + b.view(-1)).square().sum()` gives `a` and `b` one gradient.
-    """
+    """Whether no other tensor uses the memory of `tensor`, as gradients of a sum may: autograd lets them share it."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) <= _OWN_USES
 
@@ -132,11 +125,7 @@ is_bound_to_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functor
 
 
 def nodes_behind(output: Tensor) -> list[Node]:
-    """Return the nodes that a backward from `output` comes to, whatever the user makes of it until then.
-
-    A view that is changed in place gets another node; that of the tensor of which it is a view stays in the graph. A
-    tensor of a transform stands for one outside of it, which the transform will hand out.
-    """
+    """Return the nodes to which a backward from `output` comes: of a view that of its base too, of a transform none."""
     while torch._C._functorch.is_functorch_wrapped_tensor(output):
         output = torch._C._functorch.get_unwrapped(output)
     node = output.grad_fn
@@ -147,10 +136,7 @@ def nodes_behind(output: Tensor) -> list[Node]:
 
 
 def owner_in_graph(tensor: Tensor) -> Tensor | None:
-    """Return `tensor`, or that of which it is a view; None if it has no graph, or nobody may change `tensor` in place.
-
-    Autograd forbids that for leaves, and for views that a function in Python or one with several outputs has returned.
-    """
+    """Return `tensor`, or that of which it is a view; None if it has no graph or must not be changed in place."""
     if not tensor._is_view():
         return tensor if tensor.grad_fn is not None else None
     owner = tensor._base
@@ -190,11 +176,7 @@ transforms_active = torch._C._are_functorch_transforms_active
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Return a block that computes as if no function transform (vmap, grad) were running around it.
-
-    Whatever is computed within a transform belongs to it: such tensors have no memory that could be asked for, and none
-    that outlives the transform.
-    """
+    """Return a block that computes as if no function transform (vmap, grad), which keeps its tensors, ran around it."""
     return temporarily_clear_interpreter_stack() if transforms_active() else nullcontext()
 
 

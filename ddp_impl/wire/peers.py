@@ -105,9 +105,8 @@ class Peers:
             )
 
     def told_by_all(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
-        """Leave `mine`, the word of that number; return what all ranks have left about it, in their order.
+        """Leave `mine`, the word of that number; return what all ranks left about it. None without a store.
 
-        None without a store, or without a name for the run: nothing tells what others left from what is left of others.
         All ranks must call it. Raises the store's error after `timeout`.
         """
         store = self._store()
@@ -125,10 +124,7 @@ class Peers:
         return [store.get(key).decode() for key in keys]
 
     def why_lost(self) -> str:
-        """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
-
-        Or a backward of another of the group broke off on this rank and not on all: those wait for it.
-        """
+        """Return why no collective of this wrapper may follow: one failed here, or a backward broke off here alone."""
         if self.lost or not self.company.has_failed:
             return self.lost
         for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
@@ -193,12 +189,7 @@ class Peers:
         error.add_note(messages.waited_in_vain(rank_in(self.group), what, phase, self.step, reports))
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
-        """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
-
-        Called once for a wait, in another thread.
-
-        What it leaves serves others that look later: it is no reason of a failure.
-        """
+        """Log in another thread, once, what this rank waits for, and what others wait for, or that they do not say."""
         _, phase, described = wait
         what, step = _in_words(described), self.step
         rank, store = rank_in(self.group), self._store()
@@ -246,8 +237,7 @@ class Peers:
     def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.
 
-        Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
-        one has said what is no consequence.
+        Waits a moment, because a rank that fails too may only be about to say so, or until one has said a cause.
         """
         store = self._store()
         if store is None:
@@ -306,10 +296,7 @@ class Peers:
 
 
 class _InStep:
-    """Keeps the ranks' collectives in step: after a block that raised, each further one raises `CommunicationError`.
-
-    Its collectives would meet others of the other ranks'. `what` it is about is put into words where somebody reads it.
-    """
+    """Keeps ranks' collectives in step: behind a block that raised, each further one raises `CommunicationError`."""
 
     def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
         self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others
@@ -355,10 +342,7 @@ class _Company:
 
 
 class SlowWaits:
-    """Watches the waits of this process's `Peers`. `watcher`: the thread that does, None while there is none.
-
-    Who begins a wait sets its attribute first and starts the watcher, if there is none, second.
-    """
+    """Watches the waits of `Peers`: each sets its attribute first, and then starts the `watcher` if there is none."""
 
     def __init__(self, slow_s: float = SLOW_S) -> None:
         """Log waits that last longer than `slow_s` seconds."""

@@ -16,10 +16,7 @@ from ddp_impl.wire.collectives import rank_in, size_of
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What all ranks said: `counts[i]`, a sum; `alike[i]`, whether the ranks that told anything told the same number.
-
-    `of_rank_0`: what rank 0 said. `num_telling`: how many ranks told anything, of `num_ranks`.
-    """
+    """What all ranks said: sums, whether all that tell (`num_telling`) told one number, and rank 0's numbers."""
 
     counts: list[int]
     alike: list[bool]
