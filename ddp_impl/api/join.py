@@ -1,10 +1,8 @@
 """Uneven inputs: what a rank that has run out of data does so that the others can go on.
 
-Built on torch's `Join`, `Joinable` and `JoinHook`, so that a DDP of ours shares a context with other joinables such as
-`ZeroRedundancyOptimizer`. A joined rank shadows, in the same order, every collective that a forward and backward of the
-other ranks issues. Each forward inside a join context begins with one agreement: how many ranks that still have data
-will synchronise. That number is also the effective world size, so nothing depends on which joinable came first.
-Sources: pytorch/pytorch#61555, torch's "Generic Join Context Manager" page.
+Built on torch's `Join`, so that a DDP of ours shares a context with other joinables. A joined rank shadows, in the same
+order, every collective that the others issue. Each forward inside a context begins with one agreement, how many ranks
+that still have data will synchronise; that is also the effective world size (pytorch/pytorch#61555).
 """
 
 from __future__ import annotations

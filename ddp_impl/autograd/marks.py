@@ -1,18 +1,12 @@
 """Identities that the reducer puts into the graph right behind what forward returns, so that it hears of backwards.
 
-The tensors remain what they are: whatever shares their memory (what forward took, another output, what the module
-keeps) goes on to see what a loop changes in place, in its value and in its gradient. A copy, or a tensor that autograd
-does not know to share memory, would change one without the other.
+The tensors remain what they are: whatever shares their memory goes on to see what a loop changes in place, in value and
+gradient. By its marks a reducer knows which backward is its own, and keeps no graph alive: a node of a function in
+Python can be held weakly, one of torch's cannot.
 
-A mark is an identity and no more. By its marks a reducer knows which backward is its own, and keeps none of it alive.
-Whoever holds a node of autograd's holds its graph. A node of a function in Python is an object in Python, which can be
-held weakly; to torch's own ones there is no such way.
-
-Marks of a forward that uses no parameter give a gradient to the `Anchor`, a parameter that no module has. Its outputs
-tell nothing of a backward, or cannot have one: the rank would contribute nothing to this reduction and its next
-gradients to it, when the others are one step ahead, silently wrong from then on. Tied outputs require a gradient, and
-when the anchor gets its own, the rank knows that its part of the reduction is zeros. The anchor gets none from
-`torch.autograd.grad`, nor do parameters.
+Marks of a forward that uses no parameter give a gradient to the `Anchor`, a parameter that no module has. When it gets
+one, the rank knows that its part of the reduction is zeros; else its next gradients would join the others' present
+reduction. `torch.autograd.grad` brings it none.
 """
 
 from __future__ import annotations

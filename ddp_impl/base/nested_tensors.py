@@ -1,12 +1,8 @@
 """Tensors within others: in what modules take and return, wherever they are; and those that a tensor is made of.
 
-An operation on a tensor that is made of several is one on each of them. A broadcast of it would be as many collectives,
-of which whoever waits for its work waits for one. So ranks copy, and compare before they do, the memory behind it.
-
-Of a DTensor, DDP averages this rank's local shard. A module parallelised over one dimension of a mesh keeps its
-parameters, in name, type and placement, when it is wrapped over another dimension: ranks that hold the same shard
-average it, each in its own place. torch's own way replaces parameters by plain tensors around each forward, and they
-are gone from `parameters()` meanwhile (pytorch/pytorch#106583, #120479).
+An operation on a tensor that is made of several is one on each of them, a broadcast as many collectives with one work.
+So ranks copy, and compare, the memory behind it. Of a DTensor, DDP averages this rank's local shard: ranks that hold
+the same shard average it, in place. torch's way replaces parameters around each forward (pytorch/pytorch#106583).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What this package reports of a training: its log, and for the logging data how long parts of iterations took.
 
-The log is beneath torch's logger of its own DDP, so that torch's switches hold for both: `TORCH_LOGS=+ddp` and
-`TORCH_LOGS=+distributed` print it, `TORCH_LOGS=ddp_graphs` and `TORCH_LOGS=+dynamo` how graphs are cut. With
-`TORCH_DISTRIBUTED_DEBUG=INFO` or `DETAIL`, or `TORCH_CPP_LOG_LEVEL=INFO`, which torch's C++ reads, milestones go to
-stderr.
+The log is beneath torch's logger of its own DDP: `TORCH_LOGS=+ddp` and `+distributed` print it, `ddp_graphs` and
+`+dynamo` how graphs are cut. `TORCH_DISTRIBUTED_DEBUG` or `TORCH_CPP_LOG_LEVEL=INFO` sends milestones to stderr.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Which gradients an iteration awaits, which of them have come, how often and in which order; no torch in it.
 
 One array, `due`, holds the truth: how many gradients a parameter still has to bring. A parameter is settled when its
-entry becomes zero, and only then does its bucket count down. So a gradient that has come cannot be counted a second
-time, as absent say: there is nothing left of it to count.
-
-The hook of a parameter runs once per gradient and is the reducer's hot path. It settles by itself where an entry is 1
-(`hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
-reported: until the first one of a backward has come, and throughout an iteration that it learns from.
+entry becomes zero, and only then does its bucket count down, so none is counted twice. The hook of a parameter, the
+reducer's hot path, settles by itself where an entry is 1 (`hooks`), and reports everything else. Entries are negative
+as long as the reducer wants every gradient reported: until the first of a backward, and in an iteration to learn from.
 """
 
 from __future__ import annotations

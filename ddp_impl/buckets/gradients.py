@@ -1,14 +1,9 @@
 """Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds.
 
 Gradients live in the parameters' `.grad`, in local shards of it, or in a context of `torch.distributed.autograd`: a
-`GradientHome` each.
-
-Where they live in buckets, large ones move the moment they arrive (`EarlyMoves`). One that stays where autograd has put
-it until its bucket is full has left the cache by then, and takes memory beside the bucket for so long. Autograd
-computes the next one in the memory that the moved one has left. Small gradients of such a bucket move as well: one that
-stays behind takes a piece of that memory, and the next large one does not fit. What has moved is still this rank's own
-gradient, whoever looks at it, changes it or puts another one in its place: it is divided with its bucket, when that is
-launched.
+`GradientHome` each. Where they live in buckets with a large one, they move the moment they arrive (`EarlyMoves`): later
+they have left the cache, and take memory beside the bucket, in which autograd could have computed the next. What has
+moved is this rank's own gradient, whoever changes or replaces it, until it is divided with its bucket.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Which parameters share a bucket, and in which order buckets are reduced: pure, no torch, used by eager and compiled.
 
-Buckets are launched in index order on every rank, because collectives of one process group match by their order. A plan
-is therefore made from one order of readiness that all ranks agree on, and a bucket's place is that of the gradient in
-it that becomes ready last. While that order is unknown (before the first backward), bucketing would guess: a guess that
-is wrong on one rank only, with other collectives in its backward, pairs an all-reduce with somebody else's collective
-(pytorch/pytorch#72843). So the unknown order gets one bucket per kind of gradient, launched after everything is ready.
-
-With `bucket_cap_mb="auto"` caps are chosen from what was measured: when gradients become ready, and how long an
-all-reduce takes. One rank's measurements go in; the reducer takes rank 0's choice for all ranks.
-`docs/decisions/auto_bucketing.md` says how good the choice is, and what compilers do instead.
+Ranks launch buckets in index order. So a plan is made from one order of readiness that all ranks agree on, and a
+bucket's place is that of its last gradient. While no order is known there is one bucket per kind of gradient, launched
+after everything is ready: a guess that is wrong on one rank pairs an all-reduce with another collective
+(pytorch/pytorch#72843). With `bucket_cap_mb="auto"` caps are chosen from what rank 0 has measured
+(docs/decisions/auto_bucketing.md).
 """
 
 from __future__ import annotations

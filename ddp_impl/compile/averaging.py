@@ -1,12 +1,11 @@
-"""Averaging a gradient as part of a graph: an operator for backward graphs, and the graphs' name for a process group.
+"""Averaging a gradient as part of a graph: an operator for backward graphs, and what they get for a process group.
 
 A forward graph passes each parameter through `average_in_backward`, which changes nothing and makes the backward graph
-call the operator `ddp_impl::average_gradient` on the parameter's gradient. Compilers carry it along like any other;
-`fusion` replaces it by few collectives on many gradients. Where it is not fused, it averages its one gradient when it
-runs.
+call `ddp_impl::average_gradient`. `fusion` replaces it by few collectives; not fused, it averages its one gradient.
 
-Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given
-another group, of another size perhaps, goes on with what was compiled.
+Nothing of a process group is part of a graph but a name, and the divisor is an input, so a wrapper goes on with what
+was compiled when it is given another group. A graph waits in C++, which asks a work's `wait` alone: a group that is
+written in Python is given as one whose waits raise what has failed.
 """
 
 from __future__ import annotations

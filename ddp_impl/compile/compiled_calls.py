@@ -1,8 +1,9 @@
-"""Through what the wrapper calls its module while `torch.compile` is at work, around the module or inside of it.
+"""Through what the wrapper calls its module while `torch.compile` is at work, and who averages the gradients then.
 
-Whatever is compiled while a forward of the wrapper runs is compiled by our backend around its own, however it came to
-be compiled: the wrapper, the module, its `forward`, parts of it, or functions that it calls. Our backend depends on who
-averages the gradients of that forward (`who_averages`).
+Whatever is compiled while a forward of the wrapper runs is compiled by our backend around its own. `torch.compile(ddp)`
+gives no sign: Dynamo installs a frame callback for the thread, which leads to the user's backend, and calls the module.
+The wrapper's forward is excluded from capture and runs with that callback in place. Dynamo's state is read and never
+changed (docs/decisions/compiled_ddp.md). Sharded modules compile by `OwnGraphs` around that backend.
 """
 
 from __future__ import annotations

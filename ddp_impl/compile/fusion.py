@@ -1,15 +1,9 @@
 """Fusing the averages of single gradients in a backward graph into few collectives that overlap with it.
 
-The graph calls `ddp_impl::average_gradient` once per gradient. `fuse` replaces these calls, bucket by bucket:
-
-- `Fusion.CONCAT` copies the gradients of a bucket into one tensor, divides and reduces that, and splits the result;
-- `Fusion.COALESCED` divides the gradients where they are, in one operation, and reduces them in a coalesced one;
-- `Fusion.NONE` keeps one collective per gradient.
-
-Gradients share a collective only if they have one process group, dtype and device, and belong to one model: the group's
-name, which is part of every call, is a different one for every wrapped module. Other collectives in the graph are left
-as they are. A bucket is reduced as soon as its last gradient is there, but in the order of the plan, which is equal on
-all ranks even if their graphs are not; its result is waited for where it is first used: as a rule at the very end.
+The graph calls `ddp_impl::average_gradient` once per gradient. `fuse` replaces these calls, bucket by bucket, as
+`Fusion` says. Gradients share a collective if they have one process group, dtype and device, and belong to one model,
+whose group has a name of its own. A bucket is reduced as soon as its last gradient is there, but in the order of the
+plan, which is equal on all ranks even if their graphs are not; its result is waited for where it is first used.
 """
 
 from __future__ import annotations
@@ -39,9 +33,9 @@ AVERAGE = torch.ops.ddp_impl.average_gradient.default
 class Fusion(enum.Enum):
     """How the gradients of a bucket are reduced together."""
 
-    CONCAT = "concat"
-    COALESCED = "coalesced"
-    NONE = "none"
+    CONCAT = "concat"  # copied into one tensor, which is divided, reduced and split
+    COALESCED = "coalesced"  # divided where they are, in one operation
+    NONE = "none"  # one collective each
 
 
 @dataclass(frozen=True, slots=True)

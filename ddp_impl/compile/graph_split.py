@@ -1,15 +1,12 @@
 """Cutting a captured forward graph where DDP's buckets end, so that compiled backwards overlap with communication.
 
-A graph that is compiled as a whole hands out all gradients at the end of one opaque backward: no bucket can be reduced
-before. Cut into parts that end where buckets do, and with every part compiled on its own, autograd runs one compiled
-backward per part, and the reducer's hooks see the gradients of a bucket while the parts before it still compute.
+A graph compiled whole hands out all gradients at the end of one opaque backward. Of parts that end where buckets
+do, each compiled on its own, the reducer's hooks see a bucket's gradients while the parts before it still compute. The
+cuts come from the planner of the eager reducer, given the order in which the graph's backward completes gradients.
 
-The cuts come from the planner that the eager reducer uses, given the order in which the graph's backward completes the
-gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a
-part from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a
-context or the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes,
-booleans) are computed again in every part that uses them. What comes before the last gradient stays in the part of the
-last bucket.
+A cut is moved towards the beginning where it would leave a part from which nothing is used elsewhere, or would separate
+a container of tensors, or a context, from its users: compilers take and return tensors and integers. Other numbers are
+computed again in every part that uses them. What comes before the last gradient stays in the last bucket's part.
 """
 
 from __future__ import annotations

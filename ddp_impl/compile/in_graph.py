@@ -1,13 +1,9 @@
 """Gradients averaged inside the compiled backward: the collectives are nodes of its graph, where compilers see them.
 
-`InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through
-`average_in_backward` and compiles the graph with the user's backend, whose backward graph then asks for one average per
-gradient; between tracing and code generation `fusion` fuses these as the model's bucket caps say. Whether we get
-in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the reducer
-averages.
-
-The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
-collectives, and a rank cannot know that another one's graph lacks a parameter.
+`InGraphBackend` passes every averaged parameter of a forward graph through `average_in_backward` and compiles it with
+the user's backend; between tracing and code generation `fusion` fuses the averages that the backward graph asks for.
+Inductor and what `aot_autograd` builds let us in there; with any other backend the reducer averages. The graph must be
+the only one of the forward and use all averaged parameters: all ranks must make the same collectives.
 """
 
 from __future__ import annotations

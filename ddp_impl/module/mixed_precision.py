@@ -1,10 +1,8 @@
 """Computing and reducing in a lower precision than the one parameters are kept in (pytorch/pytorch#92882).
 
-Parameters stay in full precision at all times. While the wrapped module runs, it sees casts of them where it reads them
-(`Casts`). The casts are part of the autograd graph, so gradients arrive at the
-parameters in full precision through the ordinary hooks. Hence every other feature (unused parameters, join, comm hooks,
-optimizers in backward) works unchanged, on any device. Gradients travel in `reduce_dtype`: buckets are allocated in it,
-and copying in and out casts.
+Parameters stay in full precision. While the module runs, it sees casts of them where it reads them (`Casts`), which are
+part of the autograd graph: gradients arrive in full precision through the ordinary hooks, so every other feature works
+unchanged. They travel in `reduce_dtype`: buckets are allocated in it, and copying in and out casts.
 """
 
 from __future__ import annotations

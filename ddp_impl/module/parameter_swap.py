@@ -1,8 +1,6 @@
-"""Putting other tensors in the place of a module's parameters while it runs.
+"""Putting other tensors in the place of a module's parameters while it runs: only its table changes, and is put back.
 
-Only the module's own table of parameters is changed and put back; the parameters keep their identity, their gradients
-and their hooks, so everything that DDP does with them goes on as before. `swapped` puts all of them there at once;
-`read_through` makes each when somebody reads it, by whatever way: also of a module that is not called itself.
+`swapped` puts all of them there at once; `read_through` makes each when somebody reads it, by whatever way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which parameters of a wrapped module DDP averages, and whether they are still those of the module.
 
-A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
-for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603). What another
-wrapper of this process averages does not.
+A parameter that comes or is unfrozen later, or a tensor that stands in for one, would train on each rank's own
+gradients, without an error (pytorch/pytorch#12603). What another wrapper of this process averages does not.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """What ranks tell each other when one fails or waits long: by the group's store, which a wait that fails reads.
 
-A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
-or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
-At construction a rank says whether it will compare its module with the others', because one that does not never comes.
+A rank that raises leaves the others with "Connection closed by peer" or a timeout. In a step that goes well nothing is
+written or read, and nothing here replaces the error that was raised. At construction a rank says whether it will
+compare its module with the others', because one that does not never comes.
 
-A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo,
-and nothing has failed. So one thread of the process looks at its waits a few times a second, and logs those that last.
-It ends with the last wrapper, and by itself when nobody has waited for a moment: a wrapper may live on for a while in
-circles of references. Beginning and ending a wait cost the assignment of an attribute.
+A rank that skips a batch leaves the others waiting until the group's timeout. So one thread of the process looks at its
+waits a few times a second, and logs those that last. It ends with the last wrapper, and when nobody waits.
 """
 
 from __future__ import annotations
