@@ -42,7 +42,6 @@ from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builti
 from ddp_impl.compile.compiled_calls import (
     ActiveCompiler,
     CompiledCalls,
-    ForwardFacts,
     InGraph,
     compiler_behind,
     in_graph,
@@ -322,19 +321,13 @@ class DistributedDataParallel(JoinedWrapper):
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
         if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
             return None
+        reducer, calls = self.reducer, self._compiled_calls
+        synchronises = self._synchronises and not reducer.hooks.are_removed
         return in_graph(
-            self._compiled_calls.reduction,
-            ForwardFacts(
-                synchronises=self._synchronises and not self.reducer.hooks.are_removed,
-                averaged=self._compiled_calls.averaged,
-                options=self._options,
-                group=self.process_group,
-                comm_hook=self._comm_hook,
-                joins=self._join_config.enable,
-                steps_optimizers=self.reducer.reduction.steps_optimizers,
-                param_dtype=None if self._caster is None else self._caster.config.param_dtype,
-            ),
-        )
+            calls.reduction, calls.averaged, self._options, self.process_group,
+            reducer_must=not synchronises or self._join_config.enable or reducer.reduction.steps_optimizers,
+            comm_hook=self._comm_hook, param_dtype=None if self._caster is None else self._caster.config.param_dtype,
+        )  # fmt: skip
 
     def _post_forward(self, output: Any) -> Any:
         if self._buffer_hook is not None and self._check_sync_bufs_post_fwd():

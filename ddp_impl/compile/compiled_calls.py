@@ -27,7 +27,7 @@ from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.base.telemetry import log
 from ddp_impl.buckets.comm_hooks import wire_format
 from ddp_impl.compile.fusion import FusedBucket, Fusion
-from ddp_impl.compile.graph_split import AveragedParameters, SplitBackend, SplitPlan
+from ddp_impl.compile.graph_split import Around, AveragedParameters, SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.torch_internals.compile import (
     Unsupported,
@@ -72,26 +72,17 @@ def compiler_behind(callback: Any) -> ActiveCompiler:
         callback = following
 
 
-class OwnGraphs:
+class OwnGraphs(Around):
     """Compiles by `backend` without AOTAutograd's cache on the disk, which knows a mesh by its shape.
 
     It would return graphs that communicate over another rank's groups (pytorch/pytorch#188390, torch 2.13).
     """
-
-    def __init__(self, backend: Callable[..., Any]) -> None:
-        """Take the backend that compiles."""
-        self.backend = backend
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile `gm`; raises what the backend raises."""
         with without_autograd_cache():
             compiled: Callable[..., Any] = self.backend(gm, example_inputs, **options)
         return compiled
-
-    def reset(self) -> None:
-        """Reset the backend; `torch.compiler.reset` calls it."""
-        if hasattr(self.backend, "reset"):
-            self.backend.reset()
 
 
 class Reduction(enum.Enum):
@@ -113,20 +104,6 @@ class InGraph:
     wire_dtype: torch.dtype | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardFacts:
-    """What the answer depends on in one forward, equal on every rank; None: no hook, no mixed precision."""
-
-    synchronises: bool
-    averaged: AveragedParameters
-    options: ReducerOptions
-    group: dist.ProcessGroup
-    comm_hook: tuple[Any, Any] | None
-    joins: bool
-    steps_optimizers: bool
-    param_dtype: torch.dtype | None
-
-
 def wanted_reduction() -> Reduction:
     """Return what `torch._dynamo.config.optimize_ddp` asks for, in torch's values. Equal on every rank."""
     wanted = optimize_ddp()
@@ -135,25 +112,24 @@ def wanted_reduction() -> Reduction:
     return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
 
 
-def in_graph(wanted: Reduction, forward: ForwardFacts) -> InGraph | None:
-    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages."""
-    wire = wire_format(forward.comm_hook, forward.group)
-    options = forward.options
-    casts_otherwise = forward.param_dtype is not None and options.reduce_dtype is not forward.param_dtype
-    if (
-        wanted is not Reduction.IN_GRAPH
-        or not forward.synchronises
-        or wire is None
-        or any(spec.sparse or spec.delayed for spec in forward.averaged.specs)
-        or forward.joins
-        or options.find_unused_parameters
-        or options.static_graph
-        or options.finalizes_by_hand
-        or forward.steps_optimizers
-        or casts_otherwise
-    ):
+def in_graph(
+    wanted: Reduction, averaged: AveragedParameters, options: ReducerOptions, group: dist.ProcessGroup, *,
+    reducer_must: bool, comm_hook: tuple[Any, Any] | None, param_dtype: torch.dtype | None,
+) -> InGraph | None:  # fmt: skip
+    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
+
+    All arguments are equal on every rank. `reducer_must`: for a reason beside the options. `comm_hook`: (state, hook)
+    as registered. `param_dtype`: what mixed precision computes in. A graph knows only dense gradients, of which none
+    must be reduced after the others. It does only the plain average and those comm hooks that cast.
+    """
+    wire = wire_format(comm_hook, group)
+    casts_otherwise = param_dtype is not None and options.reduce_dtype is not param_dtype
+    reducer_must = reducer_must or options.find_unused_parameters or options.static_graph or options.finalizes_by_hand
+    if wanted is not Reduction.IN_GRAPH or reducer_must or wire is None or casts_otherwise:
         return None
-    return InGraph(forward.group, wire.dtype or forward.param_dtype)
+    if any(spec.sparse or spec.delayed for spec in averaged.specs):
+        return None
+    return InGraph(group, wire.dtype or param_dtype)
 
 
 def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
@@ -182,7 +158,7 @@ class CompiledCalls:
         self._caps = caps
         self.agree = agree
         self._calls: list[tuple[ActiveCompiler, Callable[..., Any]]] = []
-        self.backends: list[tuple[_Key, Any, Any]] = []  # ours, and what Dynamo is given of it
+        self.backends: list[tuple[tuple[Any, _Aim], Any, Any]] = []  # ours, and what Dynamo is given of it
         self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
@@ -291,7 +267,7 @@ class CompiledCalls:
         """Return our backend around the user's: the same one if that is all there is to do, or is one of ours."""
         if any(given is backend for _, _, given in self.backends):
             return backend
-        key = _Key(backend, aim)
+        key = (backend, aim)
         for known, _, given in self.backends:
             if known == key:
                 return given
@@ -403,9 +379,3 @@ class _Aim:
     reduction: Reduction
     fusion: Fusion
     wire_dtype: torch.dtype | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    backend: Any
-    aim: _Aim

@@ -318,12 +318,25 @@ def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) ->
                 user.replace_input_with(node, copied)
 
 
-class SplitBackend:
+class Around:
+    """A Dynamo backend around the user's `backend`, which is reset with it."""
+
+    def __init__(self, backend: CompilerBackend) -> None:
+        """Take the user's backend, a callable."""
+        self.backend = backend
+
+    def reset(self) -> None:
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
+        if hasattr(self.backend, "reset"):
+            self.backend.reset()
+
+
+class SplitBackend(Around):
     """A Dynamo backend that cuts graphs where buckets end, by `splits`, and compiles the parts by `backend`."""
 
     def __init__(self, backend: CompilerBackend, averaged: AveragedParameters, caps: BucketCaps) -> None:
-        """Take the user's backend (a callable), the model's averaged parameters, and the caps of its buckets."""
-        self.backend = backend
+        """Take the user's backend, the model's averaged parameters, and the caps of its buckets."""
+        super().__init__(backend)
         self.averaged = averaged
         self.caps = caps
         self.splits: list[SplitPlan] = []
@@ -346,11 +359,6 @@ class SplitBackend:
             split.add_submodule(str(call.target), compiled)
         split.recompile()
         return split
-
-    def reset(self) -> None:
-        """Reset the user's backend; `torch.compiler.reset` calls it."""
-        if hasattr(self.backend, "reset"):
-            self.backend.reset()
 
     def _compile(
         self, part: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], number: int, plan: SplitPlan
@@ -398,7 +406,7 @@ def _ensure_values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> FakeTen
     """Make sure that computations carry example values; return the mode of the fake ones if there was no trace."""
     if TracingContext.try_get() is not None:
         return None
-    mode = detect_fake_mode(example_inputs)
+    mode: FakeTensorMode | None = detect_fake_mode(example_inputs)
     if mode is None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
     FakeTensorProp(gm, mode).propagate(*example_inputs)

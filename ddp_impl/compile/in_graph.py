@@ -22,6 +22,7 @@ from ddp_impl.base.options import BucketCaps
 from ddp_impl.compile.averaging import GroupAlias, Nobody, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_split import (
+    Around,
     AveragedParameters,
     CompilerBackend,
     copied,
@@ -79,7 +80,7 @@ class InGraphReducer:
             self.divisor.data.fill_(size_of(group))  # data: graphs saved it in forward, and need the value of now
 
 
-class InGraphBackend:
+class InGraphBackend(Around):
     """A Dynamo backend that has gradients averaged in the backward graphs of `backend`; `fused`: their buckets."""
 
     def __init__(
@@ -90,7 +91,7 @@ class InGraphBackend:
         begins: Callable[[], None],
     ) -> None:
         """Take `agree(order)`, which returns rank 0's order or None, and what `begins` before a forward graph runs."""
-        self.backend = backend
+        super().__init__(backend)
         self._agree, self._begins = agree, begins
         self.reducer = reducer
         self.fused: list[tuple[FusedBucket, ...]] = []
@@ -117,11 +118,6 @@ class InGraphBackend:
             return compiled(*inputs, divisor)
 
         return run
-
-    def reset(self) -> None:
-        """Reset the user's backend; `torch.compiler.reset` calls it."""
-        if hasattr(self.backend, "reset"):
-            self.backend.reset()
 
     def _insert_averages(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         graph = gm.graph
@@ -194,7 +190,8 @@ def _inductor_with(
 
 def _aot_with(graph_pass: Callable[[fx.GraphModule], None], arguments: dict[str, Any]) -> CompilerBackend:
     partition = arguments.get("partition_fn", default_partition)
-    return aot_autograd(**{**arguments, "partition_fn": partial(_partition, graph_pass, partition)})
+    backend: CompilerBackend = aot_autograd(**{**arguments, "partition_fn": partial(_partition, graph_pass, partition)})
+    return backend
 
 
 def _partition(

@@ -32,11 +32,13 @@ from ddp_impl.torch_internals.tensors import nodes_behind
 from ddp_impl.wire.round import Answer, Round
 
 
-class Progress(Enum):
-    """How far an iteration is."""
-
-    # Members are singletons; Enum would hash their names, in Python, at every look into the table.
+class _Singletons(Enum):
+    # Enum would hash the names of its members, in Python, at every look into a table.
     __hash__ = object.__hash__
+
+
+class Progress(_Singletons):
+    """How far an iteration is."""
 
     IDLE = "idle"
     #: A forward ended; the reducer expects its gradients.
@@ -52,10 +54,8 @@ class Progress(Enum):
     HELD = "waiting for finalize_backward"
 
 
-class Run(Enum):
+class Run(_Singletons):
     """How far the backward is that the iteration takes part in."""
-
-    __hash__ = object.__hash__
 
     NONE = "before any backward"
     #: A gradient arrived although the backward reached no output of forward: of a parameter that the loss uses
@@ -66,10 +66,8 @@ class Run(Enum):
     OVER = "after a backward"
 
 
-class Event(Enum):
+class Event(_Singletons):
     """What can happen to an iteration."""
-
-    __hash__ = object.__hash__
 
     FORWARD = "synchronised forward"
     BACKWARD = "backward reaches an output"
@@ -85,10 +83,8 @@ class Event(Enum):
     RESET = "reset"
 
 
-class Action(Enum):
+class Action(_Singletons):
     """What the reducer must do then, in this order."""
-
-    __hash__ = object.__hash__
 
     ARM = "open an iteration: expect every gradient"
     WATCH = "have autograd report the end of the backward"

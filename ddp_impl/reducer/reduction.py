@@ -19,25 +19,11 @@ from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.options import ReducerOptions
 from ddp_impl.base.telemetry import Telemetry, now_ns
+from ddp_impl.buckets import gradients
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, call_hook, tensor_in
-from ddp_impl.buckets.gradients import (
-    COPY_IN,
-    COPY_IN_DIVIDED,
-    GRAD_ATTRIBUTE,
-    LOCAL_SHARD,
-    GradientHome,
-    autograd_context,
-    collect,
-    collect_sparse,
-    empty_sparse,
-    frozen_in,
-    hand_out,
-    has_values,
-    hide,
-    in_place,
-)
+from ddp_impl.buckets.gradients import GradientHome
 from ddp_impl.reducer.company import Order
 from ddp_impl.reducer.iteration import Iteration, Learnt, Progress
 from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
@@ -153,18 +139,18 @@ class Reduction:
         except ReductionError as error:
             self.refuse(error)
             bucket.claim()
-            buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
+            buffer = gradients.empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self.send(bucket, buffer)
 
     def collect(self, bucket: Bucket) -> Tensor:
         """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
         iteration, hook = self.iteration, self.comm_hook
         unused, divisor = iteration.unused, self.divisor if hook is None else 1
-        home = GRAD_ATTRIBUTE
+        home = gradients.GRAD_ATTRIBUTE
         if bucket.distributed or iteration.context_id is not None:
             home = self.home_of(bucket)
         left_out: Collection[int] = ()
-        if frozen := frozen_in(bucket):
+        if frozen := gradients.frozen_in(bucket):
             frozen -= self.used_locally
             unused |= frozen
             left_out = () if self.ranks_may_differ else frozen
@@ -172,15 +158,15 @@ class Reduction:
             return self._collect_sparse(bucket, home, is_left_out=bool(left_out), divisor=divisor)
         # Hooks are promised a buffer of the bucket's, and what no rank uses must survive.
         if bucket.reduces_in_place and hook is None and bucket.members[0].index not in unused:
-            gradient = in_place(bucket, home, divisor=divisor)
+            gradient = gradients.in_place(bucket, home, divisor=divisor)
             if gradient is not None:
                 return gradient
         if not bucket.views:
             bucket.claim()
         shared = self.hooks.shared()
-        missing = collect(
+        missing = gradients.collect(
             bucket, home, unused | shared if shared else unused, self.prefix,
-            divisor=divisor, left_out=left_out, event=COPY_IN_DIVIDED if hook is None else COPY_IN,
+            divisor=divisor, left_out=left_out, event=gradients.COPY_IN_DIVIDED if hook is None else gradients.COPY_IN,
         )  # fmt: skip
         if missing:
             self._are_gone(bucket, missing)
@@ -190,7 +176,11 @@ class Reduction:
         member = bucket.members[0]
         if is_left_out or home.get(member.parameter) is None:
             self._are_gone(bucket, [0])
-        buffer = empty_sparse(member.parameter) if is_left_out else collect_sparse(member, home, self.prefix)
+        buffer = (
+            gradients.empty_sparse(member.parameter)
+            if is_left_out
+            else gradients.collect_sparse(member, home, self.prefix)
+        )
         return buffer.div_(divisor) if divisor != 1 else buffer
 
     def _are_gone(self, bucket: Bucket, places: Iterable[int]) -> None:
@@ -239,7 +229,7 @@ class Reduction:
                 self._agree_on_skipped()
             if index not in iteration.skipped:
                 bucket.claim()
-                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
+                nothing = gradients.empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.detached_from_view[:] = range(len(bucket.members))
                 self.send(bucket, nothing)
 
@@ -364,7 +354,7 @@ class Reduction:
         """Let nobody read the gradients, which are on their way, before `reveal_gradients`."""
         if self.iteration.context_id is None:
             self.iteration.hidden = [
-                hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
+                gradients.hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
             ]
 
     def reveal_gradients(self) -> None:
@@ -415,7 +405,7 @@ class Reduction:
     def hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         """Put the averages in `buffer` where users look for them; `used[i]`: any rank used parameter i (None: all)."""
         is_plain = self.iteration.context_id is None and not bucket.distributed
-        hand_out(bucket, GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
+        gradients.hand_out(bucket, gradients.GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
         bucket.gradients = []
         if self.options.lazy_bucket_allocation:
             bucket.release()
@@ -440,7 +430,7 @@ class Reduction:
             index = member.index
             missed = self.is_frozen(index) if learnt is None else learnt[index]
             if index in self.iteration.unused and missed and used[index]:
-                used[index] = has_values(bucket, buffer, place)
+                used[index] = gradients.has_values(bucket, buffer, place)
                 lost = member.parameter.grad is not None and index not in self.used_locally
                 if used[index] and lost and self.is_frozen(index):
                     raise self.error(messages.frozen_here(self.rank, member.name))
@@ -466,5 +456,5 @@ class Reduction:
     def home_of(self, bucket: Bucket) -> GradientHome:
         """Return where the gradients of `bucket` are."""
         if self.iteration.context_id is not None:
-            return autograd_context(self.iteration.context_id)
-        return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
+            return gradients.autograd_context(self.iteration.context_id)
+        return gradients.LOCAL_SHARD if bucket.distributed else gradients.GRAD_ATTRIBUTE
