@@ -368,9 +368,8 @@ class DistributedDataParallel(JoinedWrapper):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally: forwards run inside are not synchronised, whenever their backward runs.
 
-        The next forward and backward outside average everything that was accumulated. Re-entrant; restored when the
-        block raises. Ranks may run different numbers of forwards inside; where forwards synchronise buffers, every rank
-        must use it for the same ones.
+        The next forward and backward outside average all that was accumulated. Ranks may run different numbers of
+        forwards inside; where forwards synchronise buffers, every rank must use it for the same ones.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -382,10 +381,9 @@ class DistributedDataParallel(JoinedWrapper):
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Let `hook(state, bucket)` reduce each bucket instead of the default all-reduce; every rank the same hook.
+        """Let `hook(state, bucket)` reduce each `GradBucket`, which is not divided; every rank the same hook.
 
-        `bucket` is a `GradBucket` whose buffer holds this rank's gradients, not divided; the hook returns a
-        `torch.futures.Future` of the reduced 1-D tensor. Raises `RuntimeError` when a hook is registered already,
+        It returns a `torch.futures.Future` of the reduced tensor. Raises `RuntimeError` when one is registered already,
         `TypeError`/`ValueError` for one that cannot be called like this.
         """
         try:

@@ -135,11 +135,10 @@ class JoinedWrapper(CopiedState, Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context in which ranks may run out of data at different times.
+        """Return a context in which ranks may run out of data at different times; every rank must enter.
 
-        A rank that leaves early shadows the others' collectives; at the end all ranks have the model of a rank that
-        left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
-        `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
+        Sums are divided by the initial world size, or by how many ranks still have data; at the end all have the model
+        of one that left last. `throw_on_early_termination`: all raise `RuntimeError` when the first has run out.
         """
         return UnevenInputs(
             self,

@@ -42,10 +42,8 @@ def marked(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
 def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = None) -> Any:
     """Return `output`, which holds `tensors`, with an identity behind each, which gives `leaf` a gradient of zero.
 
-    It goes behind the tensor that owns the memory, in place; views of that one are viewed again, from there. The tensor
-    is replaced by another one of its memory where autograd lets nobody change it, where it has no graph, and where
-    somebody waits for all of its gradient (`retain_grad`, a hook on a view). A tensor of a function transform
-    (`torch.func`) stays as it is.
+    It goes behind the tensor that owns the memory, in place, and views are viewed again from there. A tensor without a
+    graph, that nobody may change, or of which all gradient is awaited (`retain_grad`) is replaced by one of its memory.
     """
     replaced: dict[int, Tensor] = {}
     owners: dict[int, Tensor] = {}

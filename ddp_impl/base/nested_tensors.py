@@ -205,13 +205,10 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the gradient's local tensor, in the parameter's placement.
+    """Return the gradient's local tensor, in the parameter's placement, to which autograd may have to bring it.
 
-    Autograd may leave a gradient in another one: that of a normalisation whose inputs are split over the sequence is a
-    partial sum. It is brought into the parameter's placement, as the optimizer would have to do it in every operation.
-    Averages could be of partial sums as well, but a rank that did not use the parameter would not know that they are,
-    and would take them for the whole. It is a collective of the tensor-parallel group, if it is one at all, and
-    placements are equal on all its ranks: they come to it alike.
+    Averages of partial sums would be wrong where a rank did not use the parameter. It may be a collective of the
+    tensor-parallel group, on all its ranks alike.
     """
     gradient = parameter.grad
     if gradient is None or not is_distributed(parameter):

@@ -49,7 +49,7 @@ class Observer:
 
 @dataclass(slots=True)
 class IterationTimes:
-    """Moments of an iteration on the clock of `now_ns`; `zero_ns`: the wall clock where that shows 0. Host times."""
+    """Host times of an iteration on the clock of `now_ns`; `zero_ns`: what the wall clock shows when that is 0."""
 
     forward_start: int = NEVER
     backward_start: int = NEVER

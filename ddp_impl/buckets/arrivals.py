@@ -13,15 +13,13 @@ from typing import Final
 
 
 class Arrivals:
-    """Counts the gradients of one iteration, per parameter and per bucket.
+    """Counts the gradients of one iteration, per parameter and per bucket; hooks hold on to the first three lists.
 
     `due[i]`: how many gradients parameter i still has to bring, negated while the hook must report them.
-    `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b have an entry in `due` that
-    is not zero. These lists keep their identity: hooks hold on to them.
-    `order`: parameters in the order in which their first gradients came, in the iteration that was learnt from last;
-    `ready_ns`: how long after the beginning of the backward. `learnt[i]`: how many gradients parameter i brings in
-    every iteration of a static graph; None until its first iteration has ended. `num_to_learn_from`: how many
-    iterations are left until buckets can be planned; `learns`: this one is learnt from, and reports every gradient.
+    `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b are due. `order`: parameters
+    as their first gradients came, in the last iteration that was learnt from; `ready_ns`: when, in the backward.
+    `learnt[i]`: how many gradients i brings in every iteration of a static graph. `num_to_learn_from`: iterations left
+    until buckets can be planned; `learns`: this is one, and reports every gradient.
     """
 
     def __init__(self, num_parameters: int) -> None:

@@ -69,16 +69,13 @@ class ManagedParameter:
 
 
 class Bucket:
-    """Gradients of `members`, reduced together.
+    """Gradients of `members`, reduced together; of DTensors, a `distributed` bucket holds the local shards.
 
-    `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
-    reduced in another precision); `views[i]` has the layout of member i, `strides[i]` is its stride. `indices`: those
-    of its members. `holds_gradients`: the parameters' `.grad` are the views; `detached_from_view`: the places of
-    members whose `.grad` is not their view now, but becomes it if some rank used the parameter. `gradients`: those of
-    its members as they were collected, until the averages are handed out. `has_large`: one has `large_numel` elements
-    or more, so it pays to divide gradients while they are copied in.
-    `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
-    storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
+    `flat` is 1-D, of its members' elements, in `dtype` (theirs, unless reduced in another); `views[i]` has the layout
+    of member i. `holds_gradients`: the parameters' `.grad` are the views; `detached_from_view`: the places of members
+    whose `.grad` is not, but becomes it if some rank used the parameter. `gradients`: as they were collected, until
+    averages are handed out. `has_large`: it pays to divide one while it is copied in; `reduces_in_place`: it is alone,
+    and need not be copied. A sparse bucket has one member and no storage.
     """
 
     def __init__(

@@ -91,10 +91,9 @@ def collect(
 ) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
-    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
-    of such a parameter is kept out: perhaps no rank used it, and then it must survive. Gradients of those in `left_out`
-    count as missing. `here` begins the message of errors, `event` is what profilers call the copies. Raises
-    `ReductionError` for a gradient that is sparse or of another dtype.
+    Gradients that live in buckets are kept out for indices in `unused`, as perhaps no rank used them, and count as
+    missing in `left_out`. `here` begins errors, `event` names the copies to profilers. Raises `ReductionError` for a
+    gradient that is sparse or of another dtype.
     """
     bucket.detached_from_view.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))

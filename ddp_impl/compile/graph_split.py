@@ -169,9 +169,8 @@ CompilerBackend = Callable[..., Callable[..., Any]]
 class SplitPlan:
     """Where a graph is cut, and for the sake of which buckets.
 
-    `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the
-    parameters of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes.
-    `moved_cuts`: cuts that were moved, as (where the bucket ends, where the cut is).
+    `starts`: positions of parts' first computations, from 0. `buckets`: names of parameters, in launch order.
+    `moved_cuts`: as (where the bucket ends, where the cut is).
     """
 
     starts: tuple[int, ...]

@@ -43,9 +43,8 @@ class MixedPrecision:
     def of(config: Any) -> MixedPrecision:
         """Read our own, torch's `_MixedPrecision` or FSDP's `MixedPrecision`.
 
-        Raises `TypeError` for anything else and for integer dtypes, and `ValueError` for an option of the object, such
-        as `keep_low_precision_grads` of FSDP's, that is set and has no meaning here.
-        Of FSDP's, `cast_root_forward_inputs` tells about inputs, and `_module_classes_to_ignore` what stays full.
+        Raises `TypeError` for anything else and for integer dtypes, `ValueError` for an option set that has no meaning
+        here.
         """
         if isinstance(config, MixedPrecision):
             checked = config

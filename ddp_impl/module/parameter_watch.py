@@ -29,11 +29,8 @@ def managed_parameters(
 ) -> list[ManagedParameter]:
     """Return the parameters that require a gradient and are not `ignored`, each once, in order of registration.
 
-    Those with names in `averaged` count although they are frozen now, and keep the strides that it has for their
-    gradients: a copy averages what the original did, as other ranks' copies do.
-    Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
-    (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters, for those that are made of others,
-    and when there is nothing to average.
+    Names are those of `named_parameters()` (pytorch/pytorch#44826). Of a copy, those `averaged` by the original count
+    though frozen, with its strides. Raises `RuntimeError` for uninitialised or composite ones, and if there are none.
     """
     members: list[ManagedParameter] = []
     seen: set[nn.Parameter] = set()

@@ -133,12 +133,10 @@ def verify_replicas(
     in_company: bool,
     meanwhile: Callable[[], None] | None = None,
 ) -> Agreed:
-    """Check that the replicas of all ranks of the group are equal; all ranks must call it.
+    """Check that the replicas of all ranks are equal, in one small collective if they are; all ranks must call it.
 
-    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. `meanwhile`
-    is called while others are awaited, see `collectives.stack_ranks`. Raises `ReplicaMismatchError` on every rank,
-    naming the first difference; torch tells only the ranks above 0, and rank 0 sees a broken connection
-    (pytorch/pytorch#73547).
+    `in_company`: this rank has other wrappers. `meanwhile`: see `collectives.stack_ranks`. Raises
+    `ReplicaMismatchError` on every rank, naming the first difference (pytorch/pytorch#73547).
     """
     besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
     told = collectives.gather_bytes(b"".join(mine.digest) + besides, group, device, meanwhile)

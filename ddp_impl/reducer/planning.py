@@ -49,14 +49,12 @@ class BucketPlanning:
         self.adopt(plan_for_unknown_order(self.specs))
 
     def exchange_order(self, *, is_over: bool) -> None:
-        """Send rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
+        """Send rank 0's order of gradients, and where each arrived here, after the last iteration to learn from.
 
-        Called when all of a backward has been sent, and again when it `is_over`.
-
-        With it goes where this rank's gradients arrived (`Order`). There, behind all that has been sent and before
-        anything is waited for: one rank may run in one backward what another runs in several. Not in the next forward:
-        what ranks run between two backwards may wait for another rank's, as the stages of a pipeline do, and they may
-        run forwards of several wrappers in different orders.
+        Called when all of a backward has been sent, and again when it `is_over`: behind all that has been sent and
+        before anything is waited for, as one rank may run in one backward what another runs in several. Not in the next
+        forward: ranks may run forwards of several wrappers in different orders, or wait in between, as stages of a
+        pipeline do.
         """
         reduction, learnt, arrivals = self.reduction, self.reduction.learnt, self.reduction.arrivals
         if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:

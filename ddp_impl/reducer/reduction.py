@@ -242,11 +242,9 @@ class Reduction:
     def start_usage(self, *, promised: Sequence[int] = (), waits: bool = False) -> None:
         """Start exchanging what ranks used, and whether one refuses to go on; every rank between the same collectives.
 
-        `promised`: how many gradients each parameter brought now, without earlier backwards, which this rank promises
-        for every iteration. To read the answer, the host waits for the device. On an accelerator only those ranks do
-        that miss a gradient or refuse; the others' device copies the answer to the host, where `was_refused_before`
-        looks at it later. With `waits` hosts tell each other, if the group serves them, so that none waits for its
-        device.
+        `promised`: how many gradients each parameter brought now, as in every iteration. To read the answer, a host
+        waits for its device: on an accelerator only where a gradient is missing or this rank refuses; others look later
+        (`was_refused_before`). With `waits` hosts tell each other, if the group serves them.
         """
         self.forget_dropped()
         iteration = self.iteration
@@ -416,13 +414,10 @@ class Reduction:
             bucket.release()
 
     def used_by_now(self, bucket: Bucket, buffer: Tensor) -> Sequence[bool] | None:
-        """Return which parameters some rank used, where ranks have not exchanged it.
+        """Return which parameters some rank used, where ranks have not exchanged it: with a static graph, or none.
 
-        With a static graph they rarely do, without `find_unused_parameters` never. Should this rank miss a gradient all
-        the same, because the graph is not static or the parameter was frozen, an average of zeros means that no rank
-        had one, and the reducer leaves the parameter alone, as it does after an exchange.
-
-        Raises `ReductionError` where a parameter is frozen here alone and has a gradient: the average lacks it.
+        A parameter that misses a gradient all the same is left alone if its average is zero. Raises `ReductionError`
+        where one is frozen here alone and has a gradient: the average lacks it.
         """
         anywhere, learnt = self.iteration.used_anywhere, self.arrivals.learnt
         used = [True] * len(self.members) if anywhere is None else list(anywhere)

@@ -73,10 +73,9 @@ _counting = threading.Lock()
 
 
 class exchanging_callbacks:  # noqa: N801  # like a function that makes a block; a class costs a forward less
-    """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
+    """Have compiled functions that this thread calls intercept frames by `exchange(callback)`; then call `is_over`.
 
-    Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
-    they all pass. While no thread is in such a block, torch is as it was. `is_over` is called when the block is left.
+    Each such call asks the stance for its callback: the one moment that they all pass.
     """
 
     __slots__ = ("_before", "_exchange", "_is_over")

@@ -47,10 +47,8 @@ _under_way: dict[int, weakref.ref[dist.Work]] = {}
 def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
     """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
 
-    Raises what the wait or the work's future raises, with the operation's name in a note, and `CommunicationError`
-    where the work tells of a failure in another way: the wait returns False, or the future holds tensors of another
-    size than `outputs`, which the operation has written. The works of torch's own backends raise in `wait`; those of a
-    group that is written in Python may keep an error in any of these places.
+    Raises the error of the wait or of the future, with a note, and `CommunicationError` where the wait returns False or
+    the future holds another size than `outputs`: a group in Python may keep its error in any of these places.
     """
     try:
         if work.wait() is False:

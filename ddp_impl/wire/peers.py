@@ -61,8 +61,7 @@ def in_lines(reports: Iterable[FailureReport]) -> str:
 class Peers:
     """The other ranks of one wrapper's group, which find each other's reports if they build wrappers in the same order.
 
-    A group without a store is silent: ranks then report what they know themselves. A store may have served an earlier
-    run, as an elastic agent's does: what is left in it stands under a name of this run, once ranks have agreed on one.
+    Without a store ranks report what they know. One that served an earlier run keeps words under another run's name.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
