@@ -67,6 +67,8 @@ class BucketPlanning:
             return  # it may communicate when its future is done
         arrived, may_differ = reduction.iteration.arrived, reduction.ranks_may_differ
         num_members, told = len(reduction.members), [reduction.peers.number, *arrivals.order]
+        if may_differ:  # what arrives at other wrappers does not matter: they wait for this one (`may_send`)
+            arrived = {index: (collectives, 0) for index, (collectives, _) in arrived.items()}
         places = [arrived.get(index) for index in range(num_members)]
         with reduction.peers.awaiting("backward", self._awaited), reduction.order.counting_own_collectives():
             learnt.order_exchange = Round(
