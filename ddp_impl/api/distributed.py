@@ -197,11 +197,9 @@ class DistributedDataParallel(JoinedWrapper):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.forward_sync_buffers, init_sync_buffers = buffer_policy(broadcast_buffers, forward_sync_buffers)
-        self._divide_by_initial_world_size = True
         self._comm_hook: tuple[Any, Any] | None = None
         self._buffer_hook: BufferHook | None = None
         self._lazy_init_ran = False
-        self._authoritative_rank = 0
         self._has_buffers = bool(self.modules_buffers)
         self._options = ReducerOptions(
             caps=caps,
@@ -510,7 +508,7 @@ class InGraphBackwards:
     def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
         """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
         self.forward_ran()
-        self._reducer.warns_of_local = False
+        self._reducer.telemetry.warned.add("local")  # what accumulates is an average, which the reducer does not know
         self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
 
     def _reached(self, averages: InGraphReducer) -> None:

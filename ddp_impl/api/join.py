@@ -122,8 +122,8 @@ def _put_gradients_aside(ddp: JoinedWrapper) -> list[Tensor | None]:
 class JoinedWrapper(CopiedState, Joinable):
     """The part of the wrapper that a join context calls."""
 
-    _divide_by_initial_world_size: bool
-    _authoritative_rank: int
+    _divide_by_initial_world_size = True
+    _authoritative_rank = 0
 
     @property
     def _synchronises(self) -> bool:

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -74,7 +75,7 @@ class IterationTimes:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Times of the first ten iterations and of every `sample_rate`-th after them, and their averages."""
+    """Times of the first ten iterations and of every `sample_rate`-th after them; what users were `warned` about."""
 
     sample_rate: int = 100
     num_iterations: int = 0
@@ -84,6 +85,7 @@ class Telemetry:
     joined_uneven_inputs: bool = False
     comm_hook: str = ""
     error: str = ""
+    warned: set[str] = field(default_factory=set)
     current: IterationTimes = field(default_factory=IterationTimes)
     last: IterationTimes = field(default_factory=IterationTimes)
     totals_ns: dict[str, int] = field(default_factory=dict)
@@ -106,6 +108,12 @@ class Telemetry:
     def averages_ns(self) -> dict[str, int]:
         """Return the averages of torch's four durations over the sampled iterations, of which there is one at least."""
         return {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Warn, unless somebody has been warned `about` it; in the name of the caller's caller."""
+        if about not in self.warned:
+            self.warned.add(about)
+            warnings.warn(text, stacklevel=3)
 
     def logged(self, error: AnyError) -> AnyError:
         """Keep the text of `error` for the logging data, and return it to be raised."""

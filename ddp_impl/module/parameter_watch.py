@@ -114,8 +114,8 @@ class ParameterWatch:
         self.in_cpp = list(map(tensor_in_cpp, self.parameters))
         self._ignored = ignored
         self._warned = False
-        self._allow_removed = False
-        self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
+        # Whether removals were allowed in the last forward, if that ran with stand-ins, behind which others may be.
+        self._hidden: bool | None = None
         self.remember()
 
     def check(self, *, allow_removed: bool = False) -> bool:
@@ -123,7 +123,7 @@ class ParameterWatch:
 
         Raises `RuntimeError` naming parameters that are not averaged, or were replaced or (unless allowed) removed.
         """
-        self._allow_removed, self._is_hidden = allow_removed, False
+        self._hidden = None
         if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
@@ -141,13 +141,13 @@ class ParameterWatch:
         gone = [member.name for member in self._members if member.parameter not in held]
         stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
-        if self._allow_removed:
+        if allow_removed:
             gone = [name for name in gone if self.is_replaced(name, present)]
         if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
         if stand_ins:
             self.warn_about(stand_ins)
-            self._is_hidden = True
+            self._hidden = allow_removed
             return False  # they are there for one call
         self.remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
         return True
@@ -162,8 +162,8 @@ class ParameterWatch:
 
     def check_hidden(self) -> None:
         """Do what `check` does if the last one saw stand-ins only, which are gone now, before a backward or a copy."""
-        if self._is_hidden:
-            self.check(allow_removed=self._allow_removed)
+        if self._hidden is not None:
+            self.check(allow_removed=self._hidden)
 
     def is_stranger(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter would train on local gradients: no wrapper averages it, and nobody ignores it."""

@@ -25,7 +25,6 @@ have found different orders (`company.Order`); with `Some`, those of the gradien
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -227,11 +226,10 @@ class Some(Every):
 
     def ask(self) -> None:
         """Ask in every iteration, and tell whether this rank refuses. Warn, once, where the search was in vain."""
-        learnt, iteration = self.reduction.learnt, self.reduction.iteration
-        if not (iteration.unused or learnt.warned_of_search):
-            learnt.warned_of_search = True
-            warnings.warn(messages.found_nothing_unused(self.reduction.rank), stacklevel=2)
-        self.reduction.start_usage()
+        reduction = self.reduction
+        if not (reduction.iteration.unused or "search" in reduction.telemetry.warned):
+            reduction.telemetry.warn_once("search", messages.found_nothing_unused(reduction.rank))
+        reduction.start_usage()
 
 
 class Same(Every):

@@ -316,7 +316,6 @@ class Learnt:
     arrives on every rank at the same place, or on none; empty until ranks have compared. `promise`: what ranks
     exchanged of a static graph. `last_unused`: what the last iteration left out; `looks_static`: every iteration so
     far left out the same. `last_usage`: what ranks exchanged last of their use, read or on its way (`unread`).
-    `warned_of_search`: the user knows that `find_unused_parameters` has found nothing.
     """
 
     caps: BucketCaps
@@ -329,4 +328,3 @@ class Learnt:
     looks_static: bool = True
     last_usage: Answer | None = None
     unread: deque[Round] = field(default_factory=deque)
-    warned_of_search: bool = False

@@ -44,7 +44,6 @@ Where to look: `iteration` has the lifetimes and rules of an iteration; `expecta
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -131,7 +130,6 @@ class Reducer:
         self._local_run = -2  # the number of the last backward that reached an output of a forward under `no_sync`
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self.raised_early = self._wrapper_collected = False
-        self.warns_of_local = True  # not once it has; nor where graphs average, whose gradients look the same here
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
         company.watch_for(self)
 
@@ -397,13 +395,12 @@ class Reducer:
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
         is_meant = reduction.follows_local or self._local_run == current_backward() or self._wrapper_collected
-        if not self.warns_of_local or is_meant or reduction.iteration.progress is not Progress.IDLE:
+        if is_meant or reduction.iteration.progress is not Progress.IDLE:
             return
         if reduction.num_ranks > 1 and index not in self.hooks.shared():  # else it is another wrapper's
-            self.warns_of_local = False
             name, number = self.members[index].name, reduction.iteration.number
             warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
-            warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
+            self.telemetry.warn_once("local", warning(reduction.rank, name, number))
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 

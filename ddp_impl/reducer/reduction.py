@@ -53,7 +53,7 @@ class Reduction:
         self.hooks, self.anchor, self.arrivals = hooks, anchor, arrivals
         self.graph = GraphSearch([member.parameter for member in members])
         self.telemetry = Telemetry()
-        self.user_hooks = UserHooks(self.members)
+        self.user_hooks = UserHooks(self.members, self.telemetry)
         self.buckets: list[Bucket] = []
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False

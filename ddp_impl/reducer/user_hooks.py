@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Collection, Sequence
 
 from ddp_impl.base.messages import enumerate_names
-from ddp_impl.base.telemetry import Observer
+from ddp_impl.base.telemetry import Observer, Telemetry
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.torch_internals.tensors import (
     in_backward_hooks,
@@ -23,15 +22,14 @@ class UserHooks(Observer):
     Its signs are that the gradient is gone, or that the parameter has changed when the backward ends.
     """
 
-    def __init__(self, members: Sequence[ManagedParameter]) -> None:
+    def __init__(self, members: Sequence[ManagedParameter], telemetry: Telemetry) -> None:
         """Watch nothing until an iteration begins."""
-        self._members = members
+        self._members, self._telemetry = members, telemetry
         self.hooked: list[ManagedParameter] = []
         self._versions: dict[int, int] = {}
         self._gone: set[int] = set()
         self._seen: set[int] = set()
         self._stepped: list[str] = []
-        self._has_warned = False
 
     def search(self) -> None:
         """Find the parameters with more hooks than the reducer's."""
@@ -61,18 +59,15 @@ class UserHooks(Observer):
 
     def backward_ended(self, unused: Collection[int], prefix: str) -> None:
         """Warn, once, of parameters that were stepped."""
-        if self._has_warned:
-            return
         self.averages_come(range(len(self._members)), unused)
         if self._stepped:
-            self._has_warned = True
-            warnings.warn(
+            self._telemetry.warn_once(
+                "hooks",
                 f"{prefix} a hook of yours (register_post_accumulate_grad_hook) changed "
                 f"{enumerate_names(self._stepped)} or "
                 "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
                 "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
                 "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",
-                stacklevel=2,
             )
 
 
