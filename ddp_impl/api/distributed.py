@@ -495,7 +495,6 @@ class InGraphBackwards:
     """
 
     def __init__(self, reducer: Reducer) -> None:
-        """Await no backward."""
         self._reducer = reducer
         self._num_forwards = 0  # since the last such backward that accumulates began
         self._number = -1  # of that backward

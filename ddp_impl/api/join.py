@@ -38,7 +38,6 @@ class UnevenInputs(Join):
     """torch's context, which leaves behind no filter of warnings, and no module that asks who still has data."""
 
     def __init__(self, ddp: Any, enable: bool, throw_on_early_termination: bool, **kwargs: Any) -> None:
-        """Make a context of one wrapped module."""
         super().__init__([ddp], enable, throw_on_early_termination, **kwargs)
         self._ddp: JoinedWrapper = ddp
 
@@ -71,7 +70,6 @@ class DDPJoinHook(JoinHook):
     """Shadows one wrapped module."""
 
     def __init__(self, ddp: JoinedWrapper, divide_by_initial_world_size: bool) -> None:
-        """Tell `ddp` how to divide sums while it is in the context."""
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
         ddp.reducer.telemetry.joined_uneven_inputs = True

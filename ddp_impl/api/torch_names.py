@@ -109,7 +109,6 @@ class LoggerSurface:
     """What users call of torch's `ddp.logger`. Statistics are always up to date here, so most of it does nothing."""
 
     def __init__(self, ddp: TorchSurface) -> None:
-        """Speak for `ddp`."""
         self._ddp = ddp
 
     def set_runtime_stats_and_log(self) -> None:

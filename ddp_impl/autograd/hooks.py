@@ -193,7 +193,6 @@ class GraphSearch:
     """Asks about the nodes that accumulate into the parameters; it keeps them alive, so that they stay the same."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Remember the accumulation node of each parameter."""
         with torch.enable_grad():
             self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
         self._known = set(self.nodes)

@@ -23,7 +23,6 @@ class Arrivals:
     """
 
     def __init__(self, num_parameters: int) -> None:
-        """Expect nothing; `regroup` must follow."""
         self.due: Final = [0] * num_parameters
         self.bucket_of: Final = [0] * num_parameters
         self.pending: Final[list[int]] = []
@@ -37,8 +36,6 @@ class Arrivals:
         self._may_repeat = False
         self._due_when_armed: Final = [0] * num_parameters
         self._pending_when_armed: Final[list[int]] = []
-
-    # -- between iterations -------------------------------------------------------------------------------------------
 
     def forget(self, num_to_learn_from: int) -> None:
         """Expect nothing, and learn the order from the next `num_to_learn_from` iterations."""
@@ -55,8 +52,6 @@ class Arrivals:
         self.bucket_of[:] = bucket_of
         self.pending[:] = [0] * num_buckets
         self._plan_iterations()
-
-    # -- an iteration -------------------------------------------------------------------------------------------------
 
     def arm(self, *, static: bool) -> None:
         """Expect one gradient of every parameter, or with a learnt static graph as many as it brings."""
@@ -121,8 +116,6 @@ class Arrivals:
         self.due[:] = [0] * len(self.due)
         self.pending[:] = [0] * len(self.pending)
 
-    # -- questions ----------------------------------------------------------------------------------------------------
-
     @property
     def missing(self) -> list[int]:
         """The parameters that have brought no gradient, or fewer than a static graph has learnt."""
@@ -137,8 +130,6 @@ class Arrivals:
     def never_used(self) -> list[int]:
         """The parameters of which a static graph has learnt that they get no gradient."""
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _settle(self, index: int) -> bool:
         """Await nothing more of a parameter; return whether this made its bucket full. The hook does the same."""

@@ -50,7 +50,6 @@ class ManagedParameter:
     layout: Layout = field(default=None)  # type: ignore[assignment]  # the parameter's now
 
     def __post_init__(self) -> None:
-        """Read the layout off the parameter, if it is not given."""
         if self.layout is None:
             object.__setattr__(self, "layout", Layout.of(local_tensor(self.parameter)))
 
@@ -176,7 +175,6 @@ class GradBucket:
     """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets."""
 
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
-        """Wrap `bucket`, whose gradients are now in `buffer`."""
         self._bucket, self._buffer, self._is_last = bucket, buffer, is_last
 
     def index(self) -> int:

@@ -178,7 +178,6 @@ class Compressed:
     """A sum over `group` of `buffer` divided by its size, on its way in `dtype`."""
 
     def __init__(self, dtype: torch.dtype, buffer: Tensor, group: dist.ProcessGroup) -> None:
-        """Start it."""
         self._buffer = buffer
         # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
         self._compressed = buffer.to(dtype).div_(size_of(group))

@@ -360,7 +360,6 @@ class EarlyMoves(Observer):
     """Moves gradients when they arrive, where `takes[index]`. `movable`: they arrive in `.grad`."""
 
     def __init__(self, num_parameters: int) -> None:
-        """Move nothing; `regroup` must follow."""
         self.takes: Final = [False] * num_parameters
         self.movable = True
         self._places: dict[int, tuple[Bucket, int]] = {}

@@ -34,7 +34,6 @@ class CheckedGroup(dist.ProcessGroup):
     """Has `inner` reduce, and hands out works whose `wait` raises. Graphs that average use nothing else."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        """Stand for `inner`."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
         self._unfinished: set[CheckedWork] = set()  # C++ code holds the C++ part of a work only
@@ -61,7 +60,6 @@ class CheckedWork(dist.Work):
     """A work of which it is enough to ask `wait`; until then it is one of `unfinished`."""
 
     def __init__(self, inner: dist.Work, tensors: list[Tensor], operation: str, unfinished: set[CheckedWork]) -> None:
-        """Stand for `inner`, the `operation` that writes `tensors`."""
         super().__init__()
         self._inner, self._tensors, self._operation, self._unfinished = inner, tensors, operation, unfinished
 

@@ -79,7 +79,7 @@ class OwnGraphs(Around):
     """
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile `gm`; raises what the backend raises."""
+        """Compile `gm`."""
         with without_autograd_cache():
             compiled: Callable[..., Any] = self.backend(gm, example_inputs, **options)
         return compiled
@@ -299,8 +299,6 @@ class CompiledCalls:
                 f"frozen, when it was wrapped, and would never be averaged: {enumerate_names(unknown)}. Wrap "
                 "the module after changing it."
             )
-
-    # -- one graph, if all ranks have one -----------------------------------------------------------------------------
 
     def _call_as_one_graph(
         self, forward: _Forward, group: dist.ProcessGroup, call: Callable[..., Any], *inputs: Any, **kwargs: Any

@@ -321,7 +321,6 @@ class Around:
     """A Dynamo backend around the user's `backend`, which is reset with it."""
 
     def __init__(self, backend: CompilerBackend) -> None:
-        """Take the user's backend, a callable."""
         self.backend = backend
 
     def reset(self) -> None:
@@ -334,7 +333,6 @@ class SplitBackend(Around):
     """A Dynamo backend that cuts graphs where buckets end, by `splits`, and compiles the parts by `backend`."""
 
     def __init__(self, backend: CompilerBackend, averaged: AveragedParameters, caps: BucketCaps) -> None:
-        """Take the user's backend, the model's averaged parameters, and the caps of its buckets."""
         super().__init__(backend)
         self.averaged = averaged
         self.caps = caps

@@ -54,7 +54,6 @@ class InGraphReducer:
         fusion: Fusion = Fusion.CONCAT,
         wire_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
         self._caps, self._fusion, self._wire_dtype = caps, fusion, wire_dtype
         self.rules: FusionRules | None = None  # until ranks have agreed on an order

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -88,7 +89,6 @@ class ModuleHook:
     """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Pass on to `call`."""
         self.call = call
 
     def __call__(self, *arguments: Any) -> Any:
@@ -209,13 +209,10 @@ def refuse_other_options(config: Any) -> None:
 
 
 def _once_each(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    copies: dict[Tensor, Tensor] = {}
-
+    @cache
     def cast_once(parameter: Tensor) -> Tensor:
-        if parameter not in copies:
-            with torch.enable_grad():
-                copies[parameter] = cast(parameter)
-        return copies[parameter]
+        with torch.enable_grad():
+            return cast(parameter)
 
     return cast_once
 
@@ -228,7 +225,6 @@ class Casts:
     """Copies in `dtype` of the parameters that one module reads; in the graph where forward runs `with_gradients`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Cast nothing yet."""
         self.dtype = dtype
         self._copies: dict[Tensor, _Copy] = {}
         self._reads: list[Tensor] = []

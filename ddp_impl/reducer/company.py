@@ -76,7 +76,6 @@ class Company:
     """The wrappers of this process that live, and the engine runs that they take part in, by number."""
 
     def __init__(self) -> None:
-        """Begin alone."""
         self._constructions = itertools.count()
         self._living: dict[int, weakref.ref[Participant]] = {}  # by identity: a WeakSet would be walked in Python
         self.running: dict[int, EngineRun] = {}
@@ -258,7 +257,6 @@ class Order:
     """Counts, where a wrapper learns and the backend numbers collectives, what precedes a gradient."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Count in `group`, whose ranks build it alike."""
         self.tally: Tally | None = None
         self._count: Callable[[], int] | None = counter_of(group, device) if size_of(group) > 1 else None
         self._num_begun = self._num_arrived = 0

@@ -55,7 +55,6 @@ class Every:
     is_static = False
 
     def __init__(self, reduction: Reduction) -> None:
-        """Expect it of the gradients that `reduction` reduces."""
         self.reduction = reduction
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
 
@@ -69,8 +68,6 @@ class Every:
         if is_frozen or current_distributed_context_id() is not None:
             return output
         return reduction.anchor.tie(output, tensors)
-
-    # -- which buckets may leave within the backward ------------------------------------------------------------------
 
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
@@ -87,8 +84,6 @@ class Every:
 
     def shadow_begins(self) -> None:
         """Follow, on a rank without data, what the others exchange when their backward begins."""
-
-    # -- what counts as unused ----------------------------------------------------------------------------------------
 
     def absent_at_start(self) -> Sequence[int]:
         """Return the parameters of which all ranks know that this backward does not use them."""
@@ -137,8 +132,6 @@ class Every:
             verbose=get_debug_level() != DebugLevel.OFF,
         )
         return reduction.error(text + peers.exchange(messages.lacks([name for _, name in missing], peers.step)))
-
-    # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
 
     def ask(self) -> None:
         """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""

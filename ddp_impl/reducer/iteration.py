@@ -249,8 +249,6 @@ class Iteration:
         """Whether a backward brought no gradient: `torch.autograd.grad`, perhaps on this rank alone."""
         return self.progress is Progress.AWAITS and self.run is Run.OVER
 
-    # -- buckets ------------------------------------------------------------------------------------------------------
-
     @property
     def num_launchable_in_backward(self) -> int:
         """How many buckets are left that leave within the backward."""
@@ -274,8 +272,6 @@ class Iteration:
         taken = list(self.launch_order[first:last])
         self.launched += taken
         return taken
-
-    # -- forwards -----------------------------------------------------------------------------------------------------
 
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Remember what one more forward returned, if it is marked."""

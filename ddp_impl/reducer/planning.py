@@ -31,7 +31,6 @@ class BucketPlanning:
     """Fills the buckets of `reduction`; gradients that are large move into those that `early_moves` is given."""
 
     def __init__(self, reduction: Reduction, early_moves: EarlyMoves) -> None:
-        """Plan one bucket per kind of gradient."""
         self.reduction, self._early_moves = reduction, early_moves
         self.specs = [member.spec(reduction.options) for member in reduction.members]
         devices = {member.parameter.device for member in reduction.members}
@@ -164,7 +163,6 @@ class DeviceTimes(Observer):
     """Notes when gradients arrive on `device`; the host's clock would tell when work was launched, long before."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin with nothing noted."""
         self._device, self._begin = device, torch.Event(device, enable_timing=True)
         self._at: dict[int, torch.Event] = {}
 

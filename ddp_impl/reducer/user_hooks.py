@@ -23,7 +23,6 @@ class UserHooks(Observer):
     """
 
     def __init__(self, members: Sequence[ManagedParameter], telemetry: Telemetry) -> None:
-        """Watch nothing until an iteration begins."""
         self._members, self._telemetry = members, telemetry
         self.hooked: list[ManagedParameter] = []
         self._versions: dict[int, int] = {}

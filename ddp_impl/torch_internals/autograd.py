@@ -42,7 +42,6 @@ class WhenBackwardEnds:
     def __init__(
         self, ended: Callable[[], None], broke_off: Callable[[BaseException | None, TracebackType | None], None]
     ) -> None:
-        """Have autograd call this once."""
         self._ended, self._broke_off = ended, broke_off
         Variable._execution_engine.queue_callback(self)
 

@@ -170,13 +170,12 @@ class Peers:
             self.raised(phase, error, error.__traceback__)
             raise
 
-    def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
-        return _InStep(self, phase, what, of_others=True)
+    def awaiting(self, phase: str, what: Description, *, of_others: bool = True) -> AbstractContextManager[None]:
+        """Add to an exception of the block, in which ranks wait for `what`, what others said, or what is known here.
 
-    def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
-        return _InStep(self, phase, what, of_others=False)
+        Without `of_others`, as where a hook of the user's communicates, only what it was about.
+        """
+        return _InStep(self, phase, what, of_others=of_others)
 
     def _explain_wait(self, phase: str, what: str, error: Exception) -> None:
         if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
@@ -342,7 +341,6 @@ class SlowWaits:
     """Watches the waits of `Peers`: each sets its attribute first, and then starts the `watcher` if there is none."""
 
     def __init__(self, slow_s: float = SLOW_S) -> None:
-        """Log waits that last longer than `slow_s` seconds."""
         self.watcher: threading.Thread | None = None
         self._slow_s = slow_s
         self._num_served = 0
