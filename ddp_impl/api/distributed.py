@@ -56,7 +56,7 @@ from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.reducer.company import Construction, company
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.user_hooks import take_over_optimizers
+from ddp_impl.reducer.reduction import take_over_optimizers
 from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward, in_compiled_backward
 from ddp_impl.torch_internals.compile import frame_callback
 from ddp_impl.torch_internals.tensors import (

@@ -146,10 +146,13 @@ class Peers:
             self._explain(phase, what, error, of_others=of_others)
 
     def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
-        if of_others:
-            self._explain_wait(phase, _in_words(what), error)
-        else:
-            error.add_note(messages.place(rank_in(self.group), _in_words(what), phase, self.step))
+        rank, text = rank_in(self.group), _in_words(what)
+        if not of_others:
+            error.add_note(messages.place(rank, text, phase, self.step))
+        elif not isinstance(error, (ReductionError, ReplicaMismatchError)):  # ours, which say themselves what is wrong
+            self.tell(messages.waited(error, text, phase, self.step), waited=True)
+            reports = self.reports(until_cause=True)
+            error.add_note(messages.waited_in_vain(rank, text, phase, self.step, reports))
 
     @property
     def copied_now(self) -> str:
@@ -176,13 +179,6 @@ class Peers:
         Without `of_others`, as where a hook of the user's communicates, only what it was about.
         """
         return _InStep(self, phase, what, of_others=of_others)
-
-    def _explain_wait(self, phase: str, what: str, error: Exception) -> None:
-        if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
-            return
-        self.tell(messages.waited(error, what, phase, self.step), waited=True)
-        reports = self.reports(until_cause=True)
-        error.add_note(messages.waited_in_vain(rank_in(self.group), what, phase, self.step, reports))
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
         """Log in another thread, once, what this rank waits for, and what others wait for, or that they do not say."""

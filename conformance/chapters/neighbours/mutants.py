@@ -27,8 +27,7 @@ from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.iteration import Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.reducer.user_hooks import step_parameters
+from ddp_impl.reducer.reduction import Reduction, step_parameters
 from ddp_impl.wire.round import Answer
 
 
