@@ -98,5 +98,5 @@ class IgnoresLaziness(Ours):
 @replaces(Some, "ask")
 def SearchesInSilence(expectation: Any, ask: Call) -> None:
     """BUG: no warning says that the search for unused parameters found none."""
-    expectation.reduction.learnt.warned_of_search = True
+    expectation.reduction.telemetry.warned.add("search")
     ask()

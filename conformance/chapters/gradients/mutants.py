@@ -193,8 +193,8 @@ def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: Buck
 class CountsOldGradientsTwice(Reducer):
     """BUG: a gradient that was there before the backward is counted twice."""
 
-    def open_iteration(self, *, repeats: bool = False) -> None:
-        super().open_iteration(repeats=repeats)
+    def open_iteration(self) -> None:
+        super().open_iteration()
         self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
     def finalize(self) -> None:

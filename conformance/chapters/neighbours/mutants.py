@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -18,17 +18,16 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer import company, iteration
+from ddp_impl.reducer import iteration
+from ddp_impl.reducer.company import Order, company
 from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.iteration import Progress, Run
-from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.reducer.user_hooks import step_parameters
+from ddp_impl.reducer.reduction import Reduction, step_parameters
 from ddp_impl.wire.round import Answer
 
 
@@ -223,11 +222,11 @@ class GivesUpHiddenGradients(Some):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
     def await_forecast(self) -> None:
-        with (
-            mock.patch.object(self.reduction.order, "may_launch_in_backward", lambda forecast, _: forecast.certain),
-            mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up),
-        ):
+        with mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up):
             super().await_forecast()
+
+    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+        return forecast.certain
 
     def _give_up(self, certain: Sequence[bool]) -> None:
         absent = [index for index, is_certain in enumerate(certain) if not is_certain]
@@ -293,15 +292,16 @@ def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str
         return bool(is_stranger(name, parameter))
 
 
-@replaces(Order, "may_launch_in_backward")
-def LeavesBeforeItKnows(order: Order, may_launch: Call, forecast: Answer, buckets: Sequence[Bucket]) -> list[bool]:
+@replaces(Some, "may_launch_in_backward")
+def LeavesBeforeItKnows(some: Some, may_launch: Call, forecast: Answer) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
     return forecast.certain
 
 
-@replaces(Order, "digest_of")
-def NeverLearnsItsOrder(order: Order, digest_of: Call, arrived: Mapping[int, tuple[int, int]]) -> None:
+@replaces(Order, "position_of_arrival")
+def NeverLearnsItsOrder(order: Order, position_of_arrival: Call) -> tuple[int, int]:
     """BUG: ranks do not learn in what order gradients and other collectives arrive on the others."""
+    return 0, 0
 
 
 @replaces(BucketPlanning, "exchange_order")

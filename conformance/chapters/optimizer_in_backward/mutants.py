@@ -12,8 +12,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.reducer.user_hooks import take_over_optimizers
+from ddp_impl.reducer.reduction import Reduction, take_over_optimizers
 
 
 @replaces(Reducer, "finalize")
@@ -121,7 +120,7 @@ def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
 @replaces(Reducer, "finalize")
 def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
     """BUG: any hook of the user counts as an optimizer."""
-    with mock.patch("ddp_impl.reducer.user_hooks.version_of", return_value=-1):
+    with mock.patch("ddp_impl.reducer.reduction.version_of", return_value=-1):
         finalize()
 
 

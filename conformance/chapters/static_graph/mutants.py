@@ -118,9 +118,9 @@ def KeepsLocalToItself(expectation: Same, ask: Call) -> None:
 
 
 @replaces(Reducer, "open_iteration")
-def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call, *, repeats: bool = False) -> None:
+def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call) -> None:
     """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
-    open_iteration(repeats=repeats)
+    open_iteration()
     reduction, promise = reducer.reduction, reducer.reduction.learnt.promise
     if promise is not None and not reduction.follows_local:
         unused = [bucket for bucket in reduction.buckets if not any(promise.used[index] for index in bucket.indices)]

@@ -21,8 +21,7 @@ from ddp_impl.base import telemetry
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
-from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
 
 
 @replaces(TorchDDP, "_inside_ddp_forward")
@@ -32,12 +31,11 @@ def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
     yield
 
 
-@replaces(Ours, "attach_reducer")
-def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(CompiledCalls, "reduction")
+def CompilesWhole(calls: CompiledCalls, reduction: Call) -> Reduction:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-    attach_reducer(members)
-    if ddp._compiled_calls.reduction is Reduction.SPLIT:
-        ddp._compiled_calls.reduction = Reduction.WHOLE
+    wanted: Reduction = reduction()
+    return Reduction.WHOLE if wanted is Reduction.SPLIT else wanted
 
 
 @replaces(CompiledCalls, "exchanged")

@@ -11,12 +11,11 @@ from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.api.distributed import InGraphBackwards
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.compile import fusion, in_graph
-from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.compiled_calls import CompiledCalls, InGraph
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
-from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
