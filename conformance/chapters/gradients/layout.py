@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import num_storages
 from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs.written_steps import observe_run, observing_warnings, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
 
@@ -125,16 +124,9 @@ def gradient_layout(ctx: RankContext) -> None:
         _step(ctx.scenario, model, turn)
         return _layout(module)
 
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            must = _judged(ctx.scenario, module)
-            observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
-    finally:
-        torch.set_warn_always(always)
-    ctx.observe("warnings", [str(each.message) for each in caught], must=[])
+    with observing_warnings(ctx):
+        must = _judged(ctx.scenario, module)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
 
 
 gradient_layout.expects(truth_of)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
-from conformance.mutants.patches import Call, replaces
+from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.compile import fusion, in_graph
@@ -19,6 +19,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
+from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
@@ -70,6 +71,13 @@ def AveragesWhereBackwardsRun(
     forward_in_graph(outputs, averages, in_use)
 
 
+@as_part
+class WarnsOfWhatAGraphAverages(Reducer):
+    """BUG: gradients that a graph has averaged are warned of as local ones, which they look like to the reducer."""
+
+    warns_of_local = property(lambda _: True, lambda *_: None)  # type: ignore[assignment]
+
+
 @replaces(Ours, "attach_reducer")
 def FallsBackAlone(ddp: Ours, attach_reducer: Call, members: Any) -> None:
     """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
@@ -115,6 +123,20 @@ class _FusesLate(InGraphBackend):
 def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: a graph issues its reductions when the last gradient is there, so that they overlap with nothing."""
     return _made(_FusesLate, backend_for(*args))
+
+
+class _FusesByRegistration(InGraphBackend):
+    def fuse(self, gm: torch.fx.GraphModule) -> None:
+        rules = present(self.reducer.rules)
+        registered = dataclasses.replace(rules, order=tuple(sorted(rules.order, reverse=True)))
+        with mock.patch.object(self.reducer, "rules", registered):
+            super().fuse(gm)
+
+
+@replaces(CompiledCalls, "backend_for")
+def FusesInOrderOfRegistration(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: a graph fills its buckets in reverse order of registration, in whatever order its layers run."""
+    return _made(_FusesByRegistration, backend_for(*args))
 
 
 def _compiler_that_copies() -> tuple[Any, Any]:
