@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ddp_impl.compile.in_graph import InGraphReducer
@@ -41,10 +42,14 @@ class InGraphBackwards:
     def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
         """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
         self.forward_ran()
+        averages.take_effect(True)  # unless its backward says otherwise
         self._reducer.warns_of_local = False
+        self._reducer.reduction.used_locally.clear()  # the graph brings all; one captured with others would differ
         self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
 
     def _reached(self, averages: InGraphReducer) -> None:
+        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+            return
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, self._is_plain = number, False
