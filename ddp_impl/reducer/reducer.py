@@ -408,9 +408,8 @@ class Reducer:
         if not self.warns_of_local or reduction.iteration.progress is not Progress.IDLE:
             return  # asked first: nothing that follows can be captured
         is_meant = reduction.follows_local or self._local_run == current_backward() or self._wrapper_collected
-        if (
-            not is_meant and reduction.num_ranks > 1 and index not in self.hooks.shared()
-        ):  # else it is another wrapper's
+        is_anothers = index in self.hooks.shared()
+        if reduction.num_ranks > 1 and not (is_meant or is_anothers):
             self.warns_of_local = False
             name, number = self.members[index].name, reduction.iteration.number
             warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
