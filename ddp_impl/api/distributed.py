@@ -438,6 +438,7 @@ class DistributedDataParallel(JoinedWrapper):
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
         self._peers = Peers(self.process_group, copy_of=copy_of)
+        self._knows_others = True  # as far as a copy asks them
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True

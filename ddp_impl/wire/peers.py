@@ -102,8 +102,8 @@ class Peers:
         """
         other, store = None, self._store()
         with contextlib.suppress(Exception):
-            if store is not None and not compares:
-                others = set(range(size_of(self.group))) - {rank_in(self.group)}
+            others = set(range(size_of(self.group))) - {rank_in(self.group)}
+            if store is not None and others and not compares:
                 _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
             other = None if store is None else self._left(store, f"compares {not compares}")
