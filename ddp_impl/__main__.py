@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 USAGE = """usage: python -m ddp_impl SCRIPT [ARGUMENTS ...]
@@ -37,12 +37,12 @@ def main() -> None:
     _install_in_children()
     if os.environ.get("RANK", "0") == "0":
         print(ACTIVE, file=sys.stderr, flush=True)
-    run = partial(_run, arguments)
+    run: Callable[[list[str]], object] = _run
     if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun, whose summary names this module and not the script
         from torch.distributed.elastic.multiprocessing.errors import record
 
         run = record(run)
-    run()
+    run(arguments)
 
 
 def _run(arguments: list[str]) -> None:
