@@ -206,8 +206,8 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
         return {**facts, last: {"raised": Raises(("RuntimeError",), (*told, "rank 0"))}}
     step = f"step {FAILING_STEP}"
     if place == "pending_hook":
-        told = Raises(("RuntimeError",), (step, _summing.__name__, "last."))
-        return {rank: {"raised": told} for rank in range(scenario.world_size)}
+        pending = Raises(("RuntimeError",), (step, _summing.__name__, "last."))
+        return {rank: {"raised": pending} for rank in range(scenario.world_size)}
     if place == "skipped" or scenario.arguments.get("no_store"):
         waits = Raises(("RuntimeError",), (step, "last."))
     elif place == "construction":

@@ -75,7 +75,7 @@ def AveragesWhereBackwardsRun(
 class WarnsOfWhatAGraphAverages(Reducer):
     """BUG: gradients that a graph has averaged are warned of as local ones, which they look like to the reducer."""
 
-    warns_of_local = property(lambda _: True, lambda *_: None)  # type: ignore[assignment]
+    warns_of_local = property(lambda _: True, lambda *_: None)
 
 
 @replaces(Ours, "attach_reducer")
