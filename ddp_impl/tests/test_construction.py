@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.base.errors import ReplicaMismatchError
 from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 
@@ -150,18 +149,3 @@ def test_where_ranks_disagree_every_one_of_them_hears_of_it(tmp_path: Path) -> N
         for text, had in both:
             assert words in text if words else not text, (call, both)
             assert words or all(map(torch.equal, had, expected)), call
-
-
-def compares_or_not(rank: int, who: int) -> str:
-    try:
-        ddp = DistributedDataParallel(nn.Linear(2, 2), init_sync=rank != who)
-        ddp(torch.ones(1, 2))
-    except ReplicaMismatchError as error:
-        return str(error)
-    return "went on"
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_does_not_compare_and_one_that_waits_for_it_both_hear_of_it(tmp_path: Path, who: int) -> None:
-    for text in run_ranks(compares_or_not, 2, tmp_path, who):
-        assert "expects the same init_sync on every rank" in text
