@@ -8,7 +8,14 @@ from functools import partial
 from conformance.programs import registry
 from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, observe_run, rank_step, run_steps, step_on
+from conformance.programs.written_steps import (
+    observe_or_refused,
+    observe_run,
+    observing_warnings,
+    rank_step,
+    run_steps,
+    step_on,
+)
 
 program = partial(registry.program, expectation=truth_of)
 
@@ -17,6 +24,7 @@ __all__ = [
     "RankContext",
     "observe_or_refused",
     "observe_run",
+    "observing_warnings",
     "program",
     "rank_step",
     "run_steps",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.chapters.compiled.compiling import PRELOAD, compiling, graphs
+from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, compiling, graphs
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, run_steps
@@ -186,14 +186,18 @@ def _num_steps(scenario: Scenario) -> int:
     return int(scenario.arguments.get("num_steps", 2))
 
 
-@program("compiled_case", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+@program(
+    "compiled_case",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    preload=PRELOAD,
+    speaks_for=OF_WARNINGS,
+)
 def compiled_case(ctx: RankContext) -> None:
     """Train the module that argument `case` names for `num_steps` steps.
 
     Arguments: `frozen` parameters; `batches`, the numbers of rows by turns, `by_rank` for each rank in another order;
-    `num_captured`, the least and the most that the backend may be given. Observes gradients, outputs and
-    `compiled/num_captured`.
-    All ranks run it.
+    `num_captured`, the least and the most that the backend may be given. Observes gradients, outputs, `warnings` and
+    `compiled/num_captured`. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     with compiling(ctx) as (inside, watch):
@@ -207,5 +211,5 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _num_steps(scenario))
     least, most = scenario.arguments.get("num_captured", (1, 1000))
-    judged: Facts = {"compiled/num_captured": graphs(least, most)}
+    judged: Facts = {"compiled/num_captured": graphs(least, most), **QUIET}
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

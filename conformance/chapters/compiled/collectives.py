@@ -1,6 +1,6 @@
 """Program `compiled_collectives`: counts the all-reduces of a compiled backward, as issued and as graph nodes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,14 @@ _step = step_on(3)
 
 
 def _build(scenario: Scenario) -> Stack:
-    sizes = list(scenario.arguments["sizes"])
-    return with_integer_weights(Stack(sizes, _dtypes(scenario), range(len(sizes))), scenario.seed)
+    module = Stack(scenario.arguments["sizes"], _dtypes(scenario), _order(scenario))
+    return with_integer_weights(module, scenario.seed)
+
+
+def _order(scenario: Scenario) -> Sequence[int]:
+    """Return in which order the vectors are used: that of registration unless argument `order` has another one."""
+    order: Sequence[int] = scenario.arguments.get("order") or range(len(scenario.arguments["sizes"]))
+    return order
 
 
 def _dtypes(scenario: Scenario) -> list[str]:
@@ -34,11 +40,12 @@ def _dtypes(scenario: Scenario) -> list[str]:
 @program("compiled_collectives", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
          preload=PRELOAD)  # fmt: skip
 def compiled_collectives(ctx: RankContext) -> None:
-    """Train two steps of a `Stack` with vectors of argument `sizes` and, by turns, `dtypes`.
+    """Train two steps of a `Stack` with vectors of argument `sizes` and, by turns, `dtypes`, used in order of `order`.
 
     Observes gradients; of the second step `num_issued`, how many collectives reduced gradients, `buckets` (dtype and
-    elements of each, sorted) and `operations`; and of the graphs that code was generated for `num_in_graphs`,
-    `waits_before_last` (waits that precede the last reduction) and `num_divisions`. All ranks run it.
+    elements of each, sorted where there are several dtypes) and `operations`; and of the graphs that code was generated
+    for `num_in_graphs`, `waits_before_last` (waits that precede the last reduction) and `num_divisions`. All ranks run
+    it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     with compiling(ctx) as (inside, watch):
@@ -46,7 +53,8 @@ def compiled_collectives(ctx: RankContext) -> None:
         _observe_graphs(ctx, watch)
     reduced = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(reduced))
-    ctx.observe("buckets", sorted(["/".join(dict.fromkeys(one.dtypes)), one.numel] for one in reduced))
+    buckets = [["/".join(dict.fromkeys(one.dtypes)), one.numel] for one in reduced]
+    ctx.observe("buckets", buckets if len(set(_dtypes(ctx.scenario))) == 1 else sorted(buckets))
     ctx.observe("operations", sorted({one.op for one in reduced}))
 
 
@@ -63,7 +71,9 @@ def _observe_graphs(ctx: RankContext, watch: GraphWatch) -> None:
 def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
     order = CompileOrder.of(scenario)
     buckets = _planned(scenario)
-    judged: dict[str, Any] = {"num_issued": len(buckets), "buckets": sorted([dtype, numel] for dtype, numel in buckets)}
+    listed = [[dtype, numel] for dtype, numel in buckets]
+    several = len(set(_dtypes(scenario))) > 1
+    judged: dict[str, Any] = {"num_issued": len(buckets), "buckets": sorted(listed) if several else listed}
     if order.reduction == "in_graph":
         operation = "all_reduce_coalesced" if order.fusion == "coalesced" else "all_reduce"
         judged |= {"num_in_graphs": len(buckets), "waits_before_last": 0, "operations": [operation]}
@@ -73,16 +83,18 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _planned(scenario: Scenario) -> list[tuple[str, int]]:
-    """Return dtype and elements of each bucket: gradients of one dtype, the last registered first, up to the caps.
+    """Return dtype and elements of each bucket: gradients of one dtype, the last used first, up to the caps.
 
     The bucket that is closed first has the cap of the first bucket, whatever its dtype is: with caps that differ, a
     scenario must have one dtype.
     """
-    sizes, dtypes, caps = list(scenario.arguments["sizes"]), _dtypes(scenario), caps_of(scenario.options)
+    ready, caps = list(reversed(_order(scenario))), caps_of(scenario.options)
+    sizes = [scenario.arguments["sizes"][position] for position in ready]
+    dtypes = [_dtypes(scenario)[position] for position in ready]
     certain(len(set(dtypes)) == 1 or len(set(caps)) == 1, f"{scenario.id}: which dtype has the first bucket is open")
     planned = []
-    for dtype in dict.fromkeys(reversed(dtypes)):
+    for dtype in dict.fromkeys(dtypes):
         width = getattr(torch, dtype).itemsize
         mine = [size * width for size, each in zip(sizes, dtypes, strict=True) if each == dtype]
-        planned += [(dtype, num_bytes // width) for num_bytes in filled_buckets(reversed(mine), caps)]
+        planned += [(dtype, num_bytes // width) for num_bytes in filled_buckets(mine, caps)]
     return planned

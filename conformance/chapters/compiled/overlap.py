@@ -16,6 +16,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, run_steps, step_on
+from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 from conformance.truth.steps import simulate_steps
@@ -23,6 +24,7 @@ from conformance.truth.steps import simulate_steps
 _NUM_STEPS = 3
 _NUM_LAYERS = 4
 _WIDTH = 4
+_LAYER_BYTES = 4 * _WIDTH * (_WIDTH + 1)
 
 #: What the backward of a mark calls with the place of its layer.
 _listeners: list[Callable[[int], None]] = []
@@ -85,7 +87,7 @@ def _build(scenario: Scenario) -> nn.Module:
 
 @program("compiled_overlap", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
 def compiled_overlap(ctx: RankContext) -> None:
-    """Train three steps of layers that fill a bucket each; with `last_first` they run in reverse order of registration.
+    """Train three steps of layers of 80 bytes each; with `last_first` they run in reverse order of registration.
 
     Observes gradients, and `begun`: how many reductions the last step had issued when its backward reached the first
     layer, whose gradients are the last. All ranks run it.
@@ -111,6 +113,6 @@ def compiled_overlap(ctx: RankContext) -> None:
 @compiled_overlap.expects
 def _early(scenario: Scenario) -> Mapping[int, Facts]:
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
-    least = _NUM_LAYERS - 1
-    early = at_least(least, f"of {_NUM_LAYERS}")
+    num_buckets = len(filled_buckets([_LAYER_BYTES] * _NUM_LAYERS, caps_of(scenario.options)))
+    early = at_least(num_buckets - 1, f"of {num_buckets}")
     return {rank: {**facts, "begun": early} for rank, facts in truth.items()}

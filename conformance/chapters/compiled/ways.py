@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.chapters.compiled.compiling import PRELOAD, CompilingContext, compiling
+from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, CompilingContext, compiling
 from conformance.chapters.compiled.overlap import listening, mark
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
@@ -226,7 +226,12 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, inputs)))
 
 
-@program("compiled_ways", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+@program(
+    "compiled_ways",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    preload=PRELOAD,
+    speaks_for=OF_WARNINGS,
+)
 def compiled_ways(ctx: RankContext) -> None:
     """Train a row of layers that fill a bucket each, for 20 steps.
 
@@ -234,8 +239,8 @@ def compiled_ways(ctx: RankContext) -> None:
     order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
     `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given.
     Observes gradients, `begun`, how many reductions the last step had issued when its backward reached each layer, the
-    last layer first, `num_issued`, how many it issued in all, and `num_graphs` after the first steps and after all. All
-    ranks run it.
+    last layer first, `num_issued`, how many it issued in all, `num_graphs` after the first steps and after all, and
+    `warnings`. All ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
@@ -278,6 +283,7 @@ def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
     least = list(range(_NUM_LAYERS))
     judged: dict[str, Any] = {
+        **QUIET,
         "begun": Satisfies(f"at least {least}", _are_at_least, (least,)),
         "num_issued": _NUM_LAYERS,
     }

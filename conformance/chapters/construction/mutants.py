@@ -21,6 +21,7 @@ from ddp_impl.api import copied_state, distributed
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.replicas import Agreed, Replica, ReplicatedParameter
+from ddp_impl.wire.peers import Peers
 
 
 @replaces(Ours, "attach_reducer")
@@ -105,6 +106,23 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
 
     with mock.patch.object(distributed, "describe", without):
         init(*args, **kwargs)
+
+
+@replaces(Ours, "__init__")
+def ComparesNoOptions(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: ranks may give the options different values, and wait for collectives that others never issue."""
+    describe = replicas.describe
+
+    def without(*args: Any, **options: Any) -> Replica:
+        return dataclasses.replace(describe(*args, **options), options={})
+
+    with mock.patch.object(distributed, "describe", without):
+        init(*args, **kwargs)
+
+
+@replaces(Peers, "refuse_unlike")
+def WaitsForWhoComparesNothing(peers: Peers, refuse_unlike: Call, compares: bool) -> None:
+    """BUG: a rank with `init_sync` waits in the constructor for ranks without it, until the group's timeout."""
 
 
 @replaces(Ours, "__init__")

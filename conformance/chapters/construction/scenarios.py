@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from conformance.chapters.construction.circumstances import CIRCUMSTANCES
+from conformance.chapters.construction.disagreements import DISAGREEMENTS
 from conformance.chapters.construction.users_errors import MODES, PLACES
 from conformance.chapters.construction.wrong_arguments import MISTAKES
 from conformance.chapters.grid import Grid, Worlds
@@ -91,6 +92,12 @@ def _errors() -> Iterator[Scenario]:
     for requirement, mistakes in _LOCAL.items():
         for mistake in mistakes:
             yield from _error(requirement, mistake, 2)
+    for argument, (usual, _) in DISAGREEMENTS.items():
+        # A DDP that lacks the argument lacks the option.
+        given = arguments(dashed(argument), argument=argument) | options(**{argument: usual})
+        odd = arguments("first", odd=0), arguments("last", odd=1)
+        ends = fields(deadline_s=10.0, min_collectives=0)
+        yield from _grid("CONS-41", "", "disagreement", 2, given, odd if argument == "init_sync" else odd[1], ends)
     for mistake in ("no_parameters", "two_device_ids", "lazy", "layer_more_on_last", "dtype", "reordered"):
         yield from _error("CONS-16", mistake, 2, recover=True)
     yield from _error("CONS-16", "layer_less_on_last", 4, recover=True)

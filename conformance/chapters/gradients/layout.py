@@ -1,7 +1,6 @@
 """Program `gradient_layout`: the memory layout of gradients, and whether training emits warnings."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.programs import RankContext, observe_run, observing_warnings, program, run_steps
 from conformance.programs.storages import num_storages
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
@@ -118,16 +117,9 @@ def gradient_layout(ctx: RankContext) -> None:
         _step(ctx.scenario, model, turn)
         return _layout(module)
 
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            must = _judged(ctx.scenario, module)
-            observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
-    finally:
-        torch.set_warn_always(always)
-    ctx.observe("warnings", [str(each.message) for each in caught], must=[])
+    with observing_warnings(ctx):
+        must = _judged(ctx.scenario, module)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
 
 
 def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:

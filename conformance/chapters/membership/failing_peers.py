@@ -65,14 +65,14 @@ def _train(ctx: RankContext, group: dist.ProcessGroup) -> None:
     if place == "construction" and fails:
         module.requires_grad_(False)
     model: Any = ctx.wrap(module, process_group=group)
-    if place == "comm_hook":
+    if place in ("comm_hook", "pending_hook"):
         model.register_comm_hook((group, module), _summing)
     uses = "left right"
     if place == "branches":
         uses = "left" if fails else "right"
     for index in range(FAILING_STEP + 1):
         module.zero_grad()
-        if fails and index == FAILING_STEP:
+        if index == FAILING_STEP and (fails or place == "pending_hook"):
             module.place = place
         turn = rank_step(ctx, index)
         loss = turn.loss(turn.forward(model, turn.inputs(4, 3), uses))
@@ -85,7 +85,8 @@ def failing_peer(ctx: RankContext) -> None:
     """Train until the last rank fails where argument `place` says. Observes `raised`. All ranks run it.
 
     Places: `construction`, `forward`, `backward`, `comm_hook`; `skipped`: it leaves a backward out, and raises nothing;
-    `branches`: from the first step it uses another layer than the other ranks. With `no_store` the group has none.
+    `branches`: from the first step it uses another layer than the other ranks. `pending_hook`: on every rank, the comm
+    hook returns a future that is never done. With `no_store` the group has none.
     """
     with _impatient_group(ctx) as group, ctx.catching("raised"):
         _train(ctx, group)
@@ -95,6 +96,8 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
     group, module = state
     if module.place == "comm_hook":
         raise ArithmeticError("the hook does not like this bucket")
+    if module.place == "pending_hook":
+        return Future()
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])
 
@@ -197,6 +200,9 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
         facts = {rank: {"raised": Raises(("RuntimeError",), (*named, f"rank {last}"))} for rank in others}
         return {**facts, last: {"raised": Raises(("RuntimeError",), (*named, "rank 0"))}}
     step = f"step {FAILING_STEP}"
+    if place == "pending_hook":
+        pending = Raises(("RuntimeError",), (step, _summing.__name__, "last."))
+        return {rank: {"raised": pending} for rank in range(scenario.world_size)}
     if place == "skipped" or scenario.arguments.get("no_store"):
         waits = Raises(("RuntimeError",), (step, "last."))
     elif place == "construction":

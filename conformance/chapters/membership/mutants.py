@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.reducer.iteration import Iteration
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers
 
@@ -120,6 +122,16 @@ def FailsInSilence(peers: Peers, tell: Call, reason: str, **_: bool) -> None:
 def LeavesTheTimeoutAlone(peers: Peers, awaiting: Call, phase: str, what: str) -> Iterator[None]:
     """BUG: the error of a wait that failed is the backend's alone."""
     yield
+
+
+@replaces(Reduction, "wait")
+def WaitsForAFutureForEver(reduction: Reduction, wait: Call, bucket: Bucket) -> torch.Tensor:
+    """BUG: the future that a comm hook has returned is waited for without bound, and hangs where it is never done."""
+    _, pending = reduction.iteration.in_flight[bucket.index]
+    if isinstance(pending, torch.futures.Future):
+        pending.wait()
+    reduced: torch.Tensor = wait(bucket)
+    return reduced
 
 
 @replaces(Peers, "exchange")

@@ -134,6 +134,8 @@ def _peers() -> Iterator[Scenario]:
     silent = (arguments("skipped", place="skipped"), arguments("no-store", place="backward", no_store=True))
     for way in _VARIANTS:
         yield from _grid("MEMBER-15", "", "failing_peer", 2, silent, way, waiting)
+    pending = Variant("pending", arguments={"place": "pending_hook"}, needs=("comm_hook",))
+    yield from _grid("MEMBER-19", "", "failing_peer", 2, pending, (PLAIN, VIEW, UNUSED), waiting)
     branches = each("place", ["branches"])
     yield from _grid("MEMBER-16", "", "failing_peer", (2, 3), branches, (PLAIN, VIEW, SCALARS_ALONE), waiting)
     nobody, some = each("behind", ("none", "some"))

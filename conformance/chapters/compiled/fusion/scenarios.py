@@ -5,7 +5,7 @@ from typing import Any
 
 from conformance.chapters.compiled.compiled_scenarios import CompiledScenarios
 from conformance.chapters.grid import Worlds
-from conformance.chapters.variants import EACH_ALONE, PLAIN, capped, options
+from conformance.chapters.variants import EACH_ALONE, PLAIN, arguments, capped, options
 from conformance.scenario import Scenario
 
 _make = CompiledScenarios("fusion", "in_graph", "watched")
@@ -38,7 +38,7 @@ def _count(requirement: str, slug: str, fusion: str, worlds: Worlds = 2, **rest:
 def _counted() -> Iterator[Scenario]:
     for fusion, requirement in _FUSIONS.items():
         several: dict[str, Any] = {"way": _THREE_EACH, "sizes": [10] * 12}
-        also = ("FUSE-05", "FUSE-06")
+        also: tuple[str, ...] = ("FUSE-05", "FUSE-06")
         yield from _count(requirement, f"sixty-{fusion}", fusion, also=also, way=_TEN_EACH, sizes=[10] * 60)
         yield from _count(requirement, f"twelve-{fusion}", fusion, (2, 3), also=also, **several)
         yield from _count("FUSE-03", f"dtypes-{fusion}", fusion, also=(requirement,), dtypes=_TWO_DTYPES, **several)
@@ -50,7 +50,9 @@ def _counted() -> Iterator[Scenario]:
         )
         for cap in caps if fusion == "concat" else caps[-1:]:
             way = cap.named(f"{cap.slug}-{fusion}")
-            yield from _count("FUSE-04", "", fusion, also=(requirement,), way=way, sizes=[4, 5, 6, 7, 8, 9])
+            ways = (way, way | arguments("crossed", order=[2, 5, 0, 3, 1, 4]))
+            also = (requirement, "FUSE-05")
+            yield from _count("FUSE-04", "", fusion, also=also, way=ways, sizes=[4, 5, 6, 7, 8, 9])
 
 
 def _pair(

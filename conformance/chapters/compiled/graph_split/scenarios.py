@@ -56,10 +56,11 @@ def scenarios() -> Iterator[Scenario]:
     yield from _make.written("SPLIT-28", "", "compiled_neighbours", way=ways, requirements=shown)
     yield from _make.written("SPLIT-27", "settings-aot", "compiled_neighbours", compile_=_AOT)
     yield from _mistakes()
-    one_layer = _bytes(80)
-    for backend in ("watched", "inductor"):
-        order = {"backend": backend}
-        yield from _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", compile_=order, way=one_layer)
+    caps = (_bytes(80), _bytes(160, "two-layers"))
+    runs = (PLAIN, arguments("last-first", last_first=True))
+    for backend, most in (("watched", 2), ("inductor", 1)):
+        marked: dict[str, Any] = {"compile_": {"backend": backend}, "way": caps[:most]}
+        yield from _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", 2, runs, **marked)
     yield from _meshes()
     yield from _ways()
     for slug, switch in (("dynamo", "+dynamo"), ("graphs", "ddp_graphs")):

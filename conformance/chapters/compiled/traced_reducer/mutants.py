@@ -67,6 +67,18 @@ def AveragesWhereBackwardsRun(
     forward_in_graph(outputs, averages, in_use)
 
 
+class _Forgetful(set[str]):
+    def add(self, warning: str) -> None:
+        pass
+
+
+@replaces(Ours, "attach_reducer")
+def WarnsOfWhatAGraphAverages(ddp: Ours, attach_reducer: Call, members: Any) -> None:
+    """BUG: gradients that a graph has averaged are warned of as local ones, which they look like to the reducer."""
+    attach_reducer(members)
+    ddp.reducer.telemetry.warned = _Forgetful()
+
+
 @replaces(Ours, "attach_reducer")
 def FallsBackAlone(ddp: Ours, attach_reducer: Call, members: Any) -> None:
     """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
@@ -112,6 +124,20 @@ class _FusesLate(InGraphBackend):
 def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: a graph issues its reductions when the last gradient is there, so that they overlap with nothing."""
     return _made(_FusesLate, backend_for(*args))
+
+
+class _FusesByRegistration(InGraphBackend):
+    def fuse(self, gm: torch.fx.GraphModule) -> None:
+        rules = present(self.reducer.rules)
+        registered = dataclasses.replace(rules, order=tuple(sorted(rules.order, reverse=True)))
+        with mock.patch.object(self.reducer, "rules", registered):
+            super().fuse(gm)
+
+
+@replaces(CompiledCalls, "backend_for")
+def FusesInOrderOfRegistration(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: a graph fills its buckets in reverse order of registration, in whatever order its layers run."""
+    return _made(_FusesByRegistration, backend_for(*args))
 
 
 def _compiler_that_copies() -> tuple[Any, Any]:
