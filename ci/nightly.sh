@@ -73,10 +73,10 @@ if [ -n "${TRUST:-}" ]; then
 fi
 if [ -n "${BENCH:-}" ]; then
     for ranks in 2 4; do
-        ddp-conformance bench --backend "$BACKEND" --world-size "$ranks" --workload all --memory --gate \
+        ddp-conformance bench --ddp ddp_impl --backend "$BACKEND" --world-size "$ranks" --workload all --memory --gate \
             --plots "$NIGHT/plots$ranks" --out "$NIGHT/ratios$ranks.json" | tee "$NIGHT/bench$ranks.txt" || status=1
     done
-    ddp-conformance bench --backend "$BACKEND" --growth --gate --plots "$NIGHT/growth" --out "$NIGHT/growth.json" |
+    ddp-conformance bench --ddp ddp_impl --backend "$BACKEND" --growth --gate --plots "$NIGHT/growth" --out "$NIGHT/growth.json" |
         tee "$NIGHT/growth.txt" || status=1
 fi
 exit "$status"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from conformance.bench.ratio import Ratio
+from conformance.bench.ratio import Ratio, heading
 from conformance.checkers.explanation import counted, shorten, some
 from conformance.report.causes import Cause, causes_in, statements_of
 from conformance.report.console import printable
@@ -106,7 +106,7 @@ def _performance(ratios: Sequence[Ratio]) -> str:
     if not ratios:
         return ""
     lines = [
-        "\n<details><summary>Step time, as a ratio</summary>\n",
+        f"\n<details><summary>{as_text(heading(ratios))}, as ratios</summary>\n",
         "| workload | options | compared with | ranks | median (quartiles) | rounds |",
         "|---|---|---|--:|---|--:|",
     ]
