@@ -56,7 +56,8 @@ def record(
     """Make the training, take a step with each batch, and return what was seen.
 
     In one process `wrap` is None; then gathering is the identity with its gradient. `nudge` moves parameters, batches
-    and gradients. With `statistics_of` n, BatchNorm normalises each of n shares of a batch by itself.
+    and gradients. With `statistics_of` n, BatchNorm normalises each of n shares of a batch by itself. `seed`
+    is that of the random numbers which steps draw; the training is always made with the same ones.
     """
     run, began = Run(), time.monotonic()
     torch.manual_seed(0)

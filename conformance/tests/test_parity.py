@@ -118,6 +118,7 @@ def test_sharded_tensors_are_put_together_as_they_were_cut() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ranks": 0}, "ranks: expected a whole number from 2 to 64, got 0"),
+        (copies, {"wrap": "torch"}), (adamw, {"wrap": "ddp_impl", "backend": "sim"}),
     ({"steps": 0}, "steps: expected a whole number from 1 to 1,000,000, got 0"),
     ({"shares": 3, "ranks": 4}, "shares: expected a divisor of the 4 ranks, got 3"),
     ({"wrap": "no_such"}, "unknown DDP 'no_such'"),
