@@ -188,8 +188,8 @@ class _Recorder(contextlib.ExitStack):
             self._run.seen[Key(self._at, "learning rate", f"{label}, group {number}{again}")] = rate
             for index, tensor in enumerate(group["params"]):
                 name = known.get(id(tensor), f"{label}[{number}][{index}]")
-                if id(tensor) not in known:
-                    self._run.strangers.add(name)
+                decay = torch.tensor(float(group.get("weight_decay", 0.0)), dtype=torch.float64)
+                self._run.seen[Key(self._at, "weight decay", name + again)] = decay
                 self._run.trained[name] = None
                 gradient = tensor.grad
                 seen = None if gradient is None else snapshot(gradient)
