@@ -183,7 +183,12 @@ def _one_process(training: Training, local_batchnorm: bool) -> Reference:
     ulp = max(torch.finfo(dtype).eps for dtype in base.dtypes or {torch.float32})
     again = partial(record, training, whole, None, statistics_of=statistics_of)
     moved = spread(base, (again(nudge=Nudge(ulp, seed)) for seed in range(NUDGES)))
-    return Reference(base, moved, _alone(training, 0), [_rows(batch) for batch in whole], ulp)
+    reference = Reference(base, moved, _alone(training, 0), [_rows(batch) for batch in whole], ulp)
+    if not base.draws:
+        return reference
+    other = again(seed=1)
+    differ = compare(reference, [other], {}, local_statistics=False).wrong
+    return replace(reference, drawn_in=tuple(other.drawn_in or ["random, numpy.random"])) if differ else reference
 
 
 def _alone(training: Training, step: int) -> list[Run]:
@@ -209,9 +214,12 @@ def _rows(batch: Any) -> Counter[int]:
     return Counter(hash(row.contiguous().numpy().tobytes()) for leaf in wide for row in leaf)
 
 
-def _notes(found: Comparison) -> list[str]:
-    seen = f"1 ± {found.smallest_factor - 1:.1e}"
-    said = [f"{len(found.limits)} quantities compared; smallest factor of all gradients that would be seen: {seen}"]
+def _notes(found: Comparison, base: Run) -> list[str]:
+    seen = f"smallest factor of all gradients that would be seen: 1 ± {found.smallest_factor - 1:.1e}"
+    if base.strangers:
+        copies = f"the optimizer holds copies ({listed(base.strangers)}), whose gradients are not compared"
+        seen = f"{copies}. Return the gradient norm from train_step: an optimizer such as Adam hides a factor"
+    said = [f"{len(found.limits)} quantities compared; {seen}"]
     if found.rounding:
         said.append(f"{found.rounding} elements of parameters not compared: their gradient is rounding")
     return said

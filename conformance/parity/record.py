@@ -33,7 +33,7 @@ class Run:
     seen: dict[Key, Value] = field(default_factory=dict)  # in the order in which it was seen
     start: dict[str, Value] = field(default_factory=dict)  # parameters before the first step
     trained: dict[str, None] = field(default_factory=dict)  # names of what optimizers hold, in their order
-    strangers: set[str] = field(default_factory=set)  # tensors of optimizers that no module has
+    strangers: set[str] = field(default_factory=set)  # tensors of optimizers that no module has: copies, or left over
     unheld: set[str] = field(default_factory=set)  # parameters with a gradient that no optimizer holds
     uncleared: set[str] = field(default_factory=set)  # stepped with a gradient that holds an earlier step's
     dtypes: set[torch.dtype] = field(default_factory=set)  # that modules return or compute in
@@ -44,6 +44,17 @@ class Run:
     draws: bool = False  # whether a step took random numbers
     seconds: float = 0.0
 
+
+    @property
+    def held(self) -> set[str]:
+        """Names of the parameters that optimizers train: all of them where optimizers hold copies."""
+        return set(self.trained) - self.strangers or set(self.start)
+
+    def moved(self, name: str) -> bool:
+        """Whether parameter `name` is another after the last step than at the start."""
+        start = self.start.get(name)
+        last = next((value for key, value in reversed(self.seen.items()) if key[1:] == ("parameter", name)), None)
+        return not (isinstance(start, Tensor) and isinstance(last, Tensor) and torch.equal(start, last))
 
 def record(
     training: Training,
@@ -192,8 +203,11 @@ class _Recorder(contextlib.ExitStack):
                 self._run.seen[Key(self._at, "weight decay", name + again)] = decay
                 self._run.trained[name] = None
                 gradient = tensor.grad
-                seen = None if gradient is None else snapshot(gradient)
-                self._run.seen[Key(self._at, "gradient", name + again)] = seen
+                if id(tensor) in known:
+                    seen = None if gradient is None else snapshot(gradient)
+                    self._run.seen[Key(self._at, "gradient", name + again)] = seen
+                else:
+                    self._run.strangers.add(name)
                 if name in self._stale:
                     self._run.uncleared.add(name)
                 self._stepped.add(name)
