@@ -33,6 +33,7 @@ class Reference:
     alone: list[Run]
     rows: list[Counter[int]]
     ulp: float  # of the least precise output of any module
+    drawn_in: tuple[str, ...] = ()  # where a step draws random numbers, if its results depend on them
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Reasons why the comparison would be green whatever the ranks do, and mistakes that stand in one process too. Pure."""
+"""Reasons why a comparison shows nothing, and mistakes that stand in one process too. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from conformance.parity.tolerance import largest
 _COARSE = 1.25  # a factor that must be seen
 
 
-def not_comparable(run: Run) -> str:
-    """Return why the reference cannot be compared with anything; empty if it can."""
-    if run.draws:
-        return "Not comparable: train_step draws random numbers. Draw them in make_batch, and ranks get their share."
-    if not run.trained:
-        return "Vacuous: no optimizer stepped in train_step, so that nothing was trained."
-    return ""
+def by_chance(places: Sequence[str]) -> str:
+    """Return why ranks differ whose step draws random numbers in these places, empty if there are none."""
+    if not places:
+        return ""
+    said = f"Not comparable: train_step draws random numbers on which its results depend ({listed(places)})."
+    return f"{said} Draw them in make_batch, of which ranks get their share, or make a training without them."
 
 
 def mistakes_in_one_process(run: Run, exempt: Mapping[str, str]) -> list[str]:

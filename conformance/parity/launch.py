@@ -1,4 +1,4 @@
-"""Runs a function on forked ranks of a gloo group, and reports a rank that raises, dies or waits for ever.
+"""Runs a function on forked ranks of a process group, and reports a rank that raises, dies or waits for ever.
 
 Ranks are forked for each call: closures need no pickling, a rank that crashes takes nobody along, and nothing is left
 of a hang. Ranks hang when none has been runnable for a multiple of the reference's time: a busy machine makes both
@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import random
 import select
 import signal
 import sys
@@ -26,13 +25,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch._C._distributed_c10d import FileStore
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
 from conformance.backends.backend import Backend
 from conformance.backends.gloo import GLOO
 from conformance.parity.random_state import seed_all
-
 from conformance.parity.training import ParityError
+from conformance.recorder.group import init_process_group
 
 T = TypeVar("T")
 _POLL_S, _GRACE_S = 0.1, 2.0  # the grace is the others' time to notice that a rank has raised

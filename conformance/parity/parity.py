@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.backends.backend import Backend, get_backend
 from conformance.parity.comparison import Comparison, Reference, compare, spread, wrong_data
 from conformance.parity.explanation import explain, first_difference
-from conformance.parity.guards import listed, mistakes_in_one_process, not_comparable, vacuous
+from conformance.parity.guards import by_chance, listed, mistakes_in_one_process, vacuous
 from conformance.parity.launch import RankError, on_ranks
 from conformance.parity.record import Run, record
 from conformance.parity.reproduction import write_program
@@ -134,8 +134,8 @@ def examine(
         where = folder or Path(tempfile.mkdtemp(prefix="parity-"))
         findings += [sentence, write_program(training, wrap, ranks, sentence, reference.base, where)]
     findings += vacuous(found, reference)
-    declared = _declared(found, reference.base, local_batchnorm)
-    return Report(tuple(findings), (*notes, *_notes(found)), declared, found.used)
+    declared = _declared(found, reference, local_batchnorm)
+    return Report(tuple(findings), (*notes, *_notes(found, reference.base)), declared, found.used)
 
 
 def _check_options(ranks: int, steps: int, shares: int) -> None:
@@ -178,7 +178,7 @@ def _one_process(training: Training, local_batchnorm: bool) -> Reference:
     statistics_of = training.shares if local_batchnorm else 0
     whole = training.batches(0, 1)
     base = record(training, whole, None, statistics_of=statistics_of)
-    if not_comparable(base):
+    if not base.trained:
         return Reference(base, {}, [], [], 0.0)
     ulp = max(torch.finfo(dtype).eps for dtype in base.dtypes or {torch.float32})
     again = partial(record, training, whole, None, statistics_of=statistics_of)
@@ -225,8 +225,11 @@ def _notes(found: Comparison, base: Run) -> list[str]:
     return said
 
 
-def _declared(found: Comparison, base: Run, local_batchnorm: bool) -> tuple[str, ...]:
+def _declared(found: Comparison, reference: Reference, local_batchnorm: bool) -> tuple[str, ...]:
+    base = reference.base
     said = [f"declared: {count} quantities differ: {reason}" for reason, count in found.excused.items()]
+    if reference.drawn_in:
+        said.append(f"declared: all ranks draw the same random numbers here ({listed(reference.drawn_in)})")
     if base.dropouts:
         said.append(f"declared: {base.dropouts} calls of dropout do nothing, on the ranks as in one process")
     if base.batch_norms and local_batchnorm:

@@ -41,7 +41,7 @@ Value = Tensor | Part | None
 
 
 def snapshot(tensor: Any) -> Tensor | Part:
-    """Return a copy of a tensor, or of this rank's part of a DTensor; communicates nothing."""
+    """Return a copy on the CPU of a tensor, or of this rank's part of a DTensor; communicates nothing."""
     tensor = tensor.detach()
     if not hasattr(tensor, "placements"):
         dense: Tensor = (tensor.to_dense() if tensor.is_sparse else tensor).to("cpu", copy=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.errors import ConformanceError
+from conformance.parity.random_state import seed_all
 
 #: Methods of wrappers that steps call: in one process nothing wraps the module, so that they do nothing there.
 _NULL_METHODS = {
@@ -56,8 +56,7 @@ class Training:
         """Return the batches of all steps: a share's, or whole ones if `shares` is 1. Seeds RNGs."""
         found = []
         for step in range(self.steps):
-            torch.manual_seed(step)
-            random.seed(step)
+            seed_all(step)
             if takes(self.make_batch, "rank"):
                 batch = self.make_batch(step, share, shares)
             else:
