@@ -139,7 +139,7 @@ MISTAKES = {
     ),
     "part": Mistake(
         "A part of a value is wrong.",
-        "See where that part begins and ends in its bucket.",
+        "See where that part begins and ends in what was sent: a bucket, a chunk of it, or the tensor itself.",
     ),
     "lacks-check": Mistake(
         "What must be refused is accepted.",

@@ -23,6 +23,7 @@ from conformance.mutants.made import take_lines, traced, with_mistake
 from conformance.mutants.mistakes import Mistake
 from conformance.observation import Facts, Observation
 from conformance.run.needs import why_unsupported
+from conformance.run.patience import HANGS_IN_A_ROW, hurried
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import cheapest_first
@@ -102,7 +103,7 @@ class Campaign:
         mutant, cpu_s, num_asked = with_mistake(self._subject, mistake), 0.0, 0
         for id_ in self._in_turn(reaching):
             begun = time.process_time()
-            result, of_ranks = self._run(mutant, self._scenarios[id_])
+            result, of_ranks = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
             cpu_s, num_asked = cpu_s + of_ranks + time.process_time() - begun, num_asked + 1
             if result.verdict in CAUGHT and self._is_passed(id_):
                 self._kills[id_] += 1
