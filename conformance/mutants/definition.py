@@ -135,6 +135,7 @@ def sampled(
     chosen = [made for name, made in of_function.items() if not names or any(each in name for each in names)]
     if not chosen:
         raise ReportError(f"there is no function {' or '.join(names)}; there are {', '.join(of_function)}")
+    random.Random(seed).shuffle(chosen)
     for made in chosen:
         random.Random(seed).shuffle(made)
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*chosen))
