@@ -189,8 +189,8 @@ def _judge_generated(
     mistakes = sampled(names, sample, seed, modules_of(subject))
     further = in_profile(profile, load_scenarios(), catalogue)
     quick = in_profile(QUICK, load_scenarios(), catalogue)
-    first = dict.fromkeys((*quick, *(() if profile == QUICK else one_per_requirement(further))))
-    with Campaign(subject, folder, tuple(first), further) as campaign:
+    first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
+    with Campaign(subject, folder, tuple(first.values()), further) as campaign:
         campaign.trace(lambda text: say(text, err=True))
         _print_verdicts(subject.name, judge_all(mistakes, campaign.judge, folder))
 
