@@ -188,7 +188,8 @@ def _judge_generated(
     catalogue, subject = load_catalogue(), get_subject(of)
     mistakes = sampled(names, sample, seed, modules_of(subject))
     further = in_profile(profile, load_scenarios(), catalogue)
-    quick = in_profile(QUICK, load_scenarios(), catalogue)
+    level = {one.id for one in further}
+    quick = [one for one in in_profile(QUICK, load_scenarios(), catalogue) if one.id in level]
     first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
     with Campaign(subject, folder, tuple(first.values()), further) as campaign:
         campaign.trace(lambda text: say(text, err=True))
