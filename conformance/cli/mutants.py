@@ -7,7 +7,7 @@ import datetime
 import gc
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,7 @@ def command(
     if definition or generated:
         with _folder(keep, resume) as folder:
             if generated:
-                _judge_generated(names, of, profile or "full", sample, seed, folder)
+                _judge_generated(names, of, profile or "full", sample, seed, folder, jobs)
             else:
                 _judge_definition(names, profile or "full", chapter, sample, seed, swaps, folder)
         return
@@ -173,11 +173,13 @@ def _folder(keep: Path | None, resume: bool) -> Iterator[Path]:
 
 
 def _judge_generated(
-    names: tuple[str, ...], of: str, profile: str, sample: int | None, seed: int, folder: Path
+    names: tuple[str, ...], of: str, profile: str, sample: int | None, seed: int, folder: Path, jobs: int
 ) -> None:
     """Judge mutants of the DDP called `of`, by profile quick and then by more of `profile`."""
-    from conformance.mutants.definition import judge_all, sampled
+    from conformance.backends.gloo import GLOO
+    from conformance.mutants.definition import sampled
     from conformance.mutants.generated import Campaign, modules_of
+    from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.cheapest import one_per_requirement
     from conformance.spec.profile import in_profile
@@ -193,7 +195,8 @@ def _judge_generated(
     first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
     with Campaign(subject, folder, tuple(first.values()), further) as campaign:
         campaign.trace(lambda text: say(text, err=True))
-        _print_verdicts(subject.name, judge_all(mistakes, campaign.judge, folder))
+        with _printing_verdicts(subject.name) as take:
+            campaign.judge_all(mistakes, jobs or num_lanes(GLOO, processors_each=2), take)
 
 
 def _judge_definition(
@@ -220,19 +223,25 @@ def _judge_definition(
         return
     gc.freeze()  # each mistake is judged in a fork, which would walk, and copy, all of torch
     try:
-        _print_verdicts("the definition", judge_all(mistakes, Judge(asked, scenarios).judge, folder))
+        with _printing_verdicts("the definition") as take:
+            for one in judge_all(mistakes, Judge(asked, scenarios).judge, folder):
+                take(one)
     finally:
         gc.unfreeze()
 
 
-def _print_verdicts(of: str, judged: Iterable[Verdict]) -> None:
-    """Print what becomes of each mutant, those that survive on standard output; exit with 1 if one is open."""
+@contextlib.contextmanager
+def _printing_verdicts(of: str) -> Iterator[Callable[[Verdict], None]]:
+    """Provide what prints a verdict, on standard output if it is open; print figures in the end, and exit with 1 then."""
     from conformance.mutants.definition import headline
 
-    verdicts = []
-    for one in judged:
+    verdicts: list[Verdict] = []
+
+    def take(one: Verdict) -> None:
         verdicts.append(one)
         say(f"{len(verdicts):>5}  {one}", err=not one.is_open)
+
+    yield take
     say(f"{headline(of, verdicts)}.")
     if any(one.is_open for one in verdicts):
         click.get_current_context().exit(EXIT_FAILED)

@@ -12,6 +12,7 @@ import pkgutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from conformance.mutants.detector import CAUGHT
 from conformance.mutants.made import take_lines, traced, with_mistake
 from conformance.mutants.mistakes import Mistake
 from conformance.observation import Facts, Observation
+from conformance.run.lanes import in_lanes
 from conformance.run.needs import why_unsupported
 from conformance.run.patience import HANGS_IN_A_ROW, hurried
 from conformance.run.scenario_runner import ScenarioRunner
@@ -94,6 +96,21 @@ class Campaign:
             if number % 50 == 49:
                 say(f"{number + 1:>5}/{len(self._first)}  scenarios traced")
         self._asked = [known[id_] for id_ in self._first]
+
+    def judge_all(self, mistakes: Sequence[Mistake], jobs: int, take: Callable[[Verdict], None]) -> None:
+        """Have `take` called with what becomes of each mistake; the folder keeps it, and what it has is known."""
+        file = self._folder / "verdicts.jsonl"
+        known = {one.mistake: one for one in read(file, Verdict)}
+        for mistake in filter(known.__contains__, mistakes):
+            take(known[mistake])
+
+        def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
+            with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
+                for mistake in some:
+                    hand_over(self.judge(mistake))
+
+        waiting = [(mistake,) for mistake in mistakes if mistake not in known]
+        in_lanes(judge_some, waiting, jobs, lambda one: take(append(file, one)))
 
     def judge(self, mistake: Mistake) -> Verdict:
         """Ask of a mutant what reaches it, until a scenario kills it or the time is over."""
