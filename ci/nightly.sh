@@ -5,7 +5,7 @@
 #     bash ci/nightly.sh nccl            # a machine with GPUs
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them, and those
-#                                        # that a machine makes of the definition?
+#                                        # that a machine makes of the definition and of two DDPs?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core, gpu and full on the simulated device
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
@@ -44,6 +44,10 @@ fi
 if [ -n "${MUTANTS:-}" ]; then
     ddp-conformance mutants --out "$NIGHT/detected.toml" --kills "$NIGHT/kills.toml" || status=1
     ddp-conformance mutants --definition --keep "$NIGHT/definition" | tee "$NIGHT/definition.txt" || status=1
+    for ddp in ddp_impl fixtures.small_ddp:SUBJECT; do
+        ddp-conformance mutants --generated --of "$ddp" --sample 200 --seed "$(date +%Y%m%d)" --keep "$NIGHT/of-$ddp" \
+            | tee "$NIGHT/of-$ddp.txt" || status=1
+    done
 fi
 if [ -n "${EXPLORE:-}" ]; then
     ddp-conformance explore --backend "$BACKEND" --no-native --seed "$(date +%Y%m%d)" --examples 20000 --seconds 600 \

@@ -61,7 +61,10 @@ def _drifting() -> Iterator[Scenario]:
         yield from _grid("BUFFER-07", "", "buffer_sync", world_size, ignored, needs=("ignored_parameters",))
         yield from _grid("BUFFER-08", "replaced", "buffer_sync", world_size, arguments(replaces=True))
         yield from _grid("BUFFER-08", "registered", "buffer_sync", world_size, arguments(registers_later=True))
-    both = options("both-given", broadcast_buffers=False, forward_sync_buffers=True)
+    both = (
+        options("both-given", broadcast_buffers=False, forward_sync_buffers=True),
+        options("both-given-off", broadcast_buffers=True, forward_sync_buffers=False),
+    )
     yield from _grid("BUFFER-06", "", "buffer_sync", 2, both)
     for way in (PLAIN, _OFF):
         yield from _grid("BUFFER-10", "asked", "buffer_sync", 2, way, arguments(asks=True))

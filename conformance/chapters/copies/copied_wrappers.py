@@ -44,10 +44,10 @@ class Parts(nn.Module):
 
 
 def counted_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own types
-    """Average over the default group."""
+    """Return twice the mean over the default group, which no DDP does without the hook."""
     _calls.append("gradients")
     work = present(dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])
+    return work.get_future().then(lambda future: future.value()[0] * 2)
 
 
 def _pickled(model: Any) -> Any:

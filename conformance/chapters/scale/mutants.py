@@ -126,6 +126,15 @@ def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool
         synchronise_state(with_buffers, group_src)
 
 
+@replaces(Ours, "synchronise_state", "_sync_buffers")
+def SendsHalvesAsFloats(ddp: Ours, call: Call, *args: Any) -> None:
+    """BUG: state in half precision travels as float32, which no not-a-number survives as it is."""
+    call(*args)
+    for tensor in (*ddp.module.parameters(), *ddp.module.buffers()):
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor.data.copy_(tensor.data.float())
+
+
 _all_chunks = collectives.rounds_of_chunks
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.scale.trainings import clause, first_difference, note, shortened
-from conformance.chapters.scale.values import arbitrary
+from conformance.chapters.scale.values import arbitrary, bits, with_nan
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
@@ -43,11 +43,14 @@ class State(nn.Module):
         dtypes = self.arguments.get("dtypes", DTYPES if kind == "buffer" else DTYPES[:4])
         lengths = [length for number, length in self.arguments.get(f"{kind}s", ()) for _ in range(number)]
         for index, length in enumerate(lengths):
-            yield f"{kind}{index}", arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
+            value = arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
+            yield f"{kind}{index}", with_nan(value, 1 + rank)
 
     def compare(self, kind: str, moment: object) -> None:
         for name, value in self.values(kind, 0, moment):
-            if found := first_difference(value, getattr(self, name)):
+            got = getattr(self, name)
+            if found := first_difference(bits(value), bits(got)):
+                found = first_difference(value, got) or found
                 instead = partial(self._instead, name, value, moment)
                 note(self.wrong, f"{name} in forward {self.num_forwards} {found}", instead)
 

@@ -32,6 +32,20 @@ def arbitrary(length: int, dtype: torch.dtype, *key: object) -> Tensor:
     return _repeated(_random_bits(min(length, PERIOD), dtype, generator), length)
 
 
+def with_nan(values: Tensor, payload: int) -> Tensor:
+    """Return floating `values` with a signaling not-a-number in the first place: what only a copy of bits keeps."""
+    if len(values) and bits(values) is not values:
+        values[0] = torch.inf
+        bits(values)[0] += payload
+    return values
+
+
+def bits(values: Tensor) -> Tensor:
+    """Return integers with the bits of `values`, if these are floating-point numbers of 2, 4 or 8 bytes."""
+    as_integer = _INTEGER.get(values.dtype.itemsize) if values.is_floating_point() else None
+    return values if as_integer is None else values.detach().view(as_integer)
+
+
 def _random_bits(length: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     if dtype is torch.bool:
         return torch.randint(0, 2, (length,), generator=generator).bool()
