@@ -315,15 +315,11 @@ def _apart() -> Iterator[Scenario]:
 
 
 def _neighbours() -> Iterator[Scenario]:
+    """Yield two wrappers beside each other, of which every other step may hold one within its own `no_sync`."""
     alone = EACH_ALONE.named("alone")
-    kinds = (
-        Variant(needs=("no_sync",)),
-        Variant("frozen", arguments={"freezes": True}, needs=("no_sync",)),
-        Variant("joined", arguments={"joins": True}, needs=("no_sync", "join")),
-    )
-    seeds = (fields(seed=0).at(2), fields(seed=1).at(3))
-    for way in (PLAIN, VIEW, alone, alone | VIEW, UNUSED):
-        yield from _grid("GRAD-24", "neighbours", "neighbours", (), kinds, way, seeds)
+    layouts, local = each("layout", ("side_by_side", "separate")), each("local", ("none", "first", "last"))
+    for way in (PLAIN.at(2, 3), VIEW, alone, alone | VIEW, UNUSED):
+        yield from _grid("GRAD-24", "neighbours", "company", 2, Variant(needs=("no_sync",)), way, layouts, local)
 
 
 def _dropped() -> Iterator[Scenario]:
