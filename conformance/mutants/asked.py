@@ -18,7 +18,7 @@ import torch
 from conformance.observation import Facts
 from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.registry import get_program
-from conformance.programs.truth import PlainContext, plain_facts, truth_of
+from conformance.programs.truth import PlainContext, plain_facts
 from conformance.scenario import Scenario
 from conformance.truth import asking, backwards, casts, means, place, plain_bucket, plain_ddp, plain_join, tensors
 from conformance.truth.digest import digest
@@ -62,17 +62,17 @@ def facts_of(scenario: Scenario) -> dict[str, str]:
         def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
             RankContext.observe(self, name, value)
             fact = f"{self.rank} {name}"
-            if program.expectation is truth_of and must is UNSTATED:
+            if program.stated is None and must is UNSTATED:
                 judged[fact] = digest(self.facts[name])[:12]
             elif (needs := stated.get(self.rank, {}).get(name, must)) is not UNSTATED:
                 judged[fact] = str(mismatch(needs, self.facts[name]) is None)
 
     torch.manual_seed(0)
     try:
-        if program.expectation is None:
+        if not program.judged:
             return {}
-        if program.expectation is not truth_of:
-            stated = program.expectation(scenario)
+        if program.stated is not None:
+            stated = program.stated(scenario)
             judged |= {f"{rank} {name} is stated": digest(value)[:12] for rank, of_one in stated.items()
                        for name, value in of_one.items()}  # fmt: skip
         plain_facts(scenario, Judging)

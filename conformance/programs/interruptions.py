@@ -14,7 +14,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_or_refused, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises, Satisfies
@@ -73,9 +72,6 @@ def exception_in_backward(ctx: RankContext) -> None:
         return gradients("step2", module)
 
     observe_or_refused(ctx, "outcome", train, refusal)
-
-
-exception_in_backward.expects(truth_of)
 
 
 @program("replaced_parameter", invariants=("leaves_no_trace",))

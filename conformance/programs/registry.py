@@ -1,9 +1,9 @@
 """The registry of programs: for each its function, the facts that ranks must observe, and its invariants.
 
 A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports facts with
-`ctx.observe(name, value)`. The function given to `expects`, the program's expectation, computes the facts that each
-rank must observe, from the scenario alone; the controller calls it. No checker judges a fact that the expectation does
-not return; an expected fact that a rank does not observe is a failure.
+`ctx.observe(name, value)`. Each rank must observe what the program observes on plain ranks (`truth_of`), or the facts
+that the function given to `expects` computes from the scenario alone; the controller calls this expectation. No checker
+judges a fact that it does not return; an expected fact that a rank does not observe is a failure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Program:
     `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
     maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
     for the first, and for no other. All other facts speak for every requirement that the scenario tests. A program
-    `without_ddp` wraps nothing: it is about the backend, whichever DDP is tested.
+    `without_ddp` wraps nothing: it is about the backend, whichever DDP is tested. Of one that is not `judged` no fact
+    is expected. `stated` is what `expects` was given.
     """
 
     name: str
@@ -57,12 +58,13 @@ class Program:
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_ddp: bool = False
-    expectation: Expectation | None = field(default=None)
+    judged: bool = True
+    stated: Expectation | None = None
 
     def expects(self, expectation: Expectation) -> Expectation:
         """Register the function that computes the required facts from the scenario alone."""
-        certain(self.expectation is None, f"program {self.name} has an expectation already")
-        self.expectation = expectation
+        certain(self.stated is None, f"program {self.name} has an expectation already")
+        self.stated = expectation
         return expectation
 
 
@@ -74,6 +76,7 @@ def program(
     preload: tuple[str, ...] = (),
     speaks_for: Mapping[str, tuple[str, ...]] | None = None,
     without_ddp: bool = False,
+    judged: bool = True,
 ) -> Callable[[Body], Program]:
     """Register the decorated function as program `name`.
 
@@ -83,7 +86,7 @@ def program(
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp)
+        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp, judged)
         return _PROGRAMS[name]
 
     return register

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from conformance.errors import ReplicaError, present
+from conformance.errors import ReplicaError
 from conformance.observation import Facts, Observation
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
+from conformance.programs.truth import expected_of
 from conformance.scenario import Scenario
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.device import on_device
@@ -36,9 +37,8 @@ async def expect(
         ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
 
     """
-    program = get_program(scenario.program)
-    if program.without_ddp:
-        return present(program.expectation)(scenario)
+    if get_program(scenario.program).without_ddp:
+        return expected_of(scenario)
     return _expected_by((await observe(replica_of(scenario)))[0])
 
 
@@ -58,12 +58,11 @@ def _expected_by(replica: Observation) -> dict[int, Facts]:
     return unpacked(replica.facts)
 
 
-@program("replica", invariants=())
+@program("replica", invariants=(), judged=False)
 def replica(ctx: RankContext) -> None:
     """Compute the expectation of the scenario in argument `scenario` on this rank's device, and observe it."""
     scenario = Scenario.from_json(ctx.arguments["scenario"])
-    expectation = present(get_program(scenario.program).expectation)
     with on_device(ctx.device):
-        expected = expectation(scenario)
+        expected = expected_of(scenario)
     for name, value in packed(expected).items():
         ctx.observe(name, value)

@@ -1,4 +1,4 @@
-"""`truth_of`: what the ranks of a scenario must observe is what its program observes on plain ranks."""
+"""`expected_of` a scenario's ranks is what its program states, else `truth_of`: what it observes on plain ranks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from conformance.truth.device import replica_device, single_threaded
 from conformance.truth.on_processes import PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
+
+
+def expected_of(scenario: Scenario) -> Mapping[int, Facts]:
+    """Return for each rank the facts that it must observe: from the function given to `expects`, else `truth_of`."""
+    return (get_program(scenario.program).stated or truth_of)(scenario)
 
 
 def truth_of(scenario: Scenario) -> Mapping[int, Facts]:

@@ -88,7 +88,7 @@ class Truth:
     @staticmethod
     async def of(program: Program, scenario: Scenario, ranks: Ranks) -> Truth:
         """Have `ranks` compute the program's expectation; an error in it is the harness's failure, kept as text."""
-        if program.expectation is None:
+        if not program.judged:
             return Truth()
         try:
             return Truth(await ranks.expect(scenario))

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from conformance.codec import encode
-from conformance.errors import ReportError, present
+from conformance.errors import ReportError
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Ending, Observation
 from conformance.programs.operation_cells import UNDECLARED
 from conformance.programs.operations.cell import Cell
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
+from conformance.programs.truth import expected_of
 from conformance.report.folder import report_text
 from conformance.report.groups import all_groups, groups_of
 from conformance.report.html import html_page
@@ -71,10 +72,9 @@ def test_a_cell_that_needs_what_the_backend_does_not_declare_is_right_in_no_coun
     facts = {WAITED.describe(): "", POLLED.describe(): UNDECLARED}
     assert tried(CELLS, seen(facts), seen(facts), verdict=PASS)["all_reduce"][""] == (1, 0)
     apart = dataclasses.replace(CELLS, arguments={**CELLS.arguments, "has_undeclared": True})
-    program = get_program("operation_cells")
-    demands = present(program.expectation)(apart)[0]
+    demands = expected_of(apart)[0]
     assert demands[POLLED.describe()].mismatch(UNDECLARED) is None
-    assert present(program.expectation)(CELLS)[0][POLLED.describe()].mismatch(UNDECLARED) is not None
+    assert expected_of(CELLS)[0][POLLED.describe()].mismatch(UNDECLARED) is not None
 
 
 def test_where_the_backend_declares_nothing_of_all_cells_the_scenario_is_unsupported_and_does_not_pass() -> None:

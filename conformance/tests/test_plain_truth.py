@@ -14,7 +14,7 @@ import torch.distributed as dist
 import conformance.truth
 from conformance.errors import present
 from conformance.observation import Facts
-from conformance.programs.truth import truth_of
+from conformance.programs.truth import expected_of, truth_of
 from conformance.scenario import Scenario
 from conformance.suite import load_scenarios
 from conformance.truth.baton import DesertedError
@@ -154,13 +154,10 @@ def sampled(program: str, every: int) -> list[Scenario]:
     return chosen[::every]
 
 
-def expected_of(scenario: Scenario) -> Mapping[int, Facts]:
-    with single_threaded():
-        return present(get_program(scenario.program).expectation)(scenario)
-
-
 @pytest.mark.parametrize("program", AGREEING)
 def test_the_program_itself_says_what_its_expectation_says(program: str) -> None:
     chosen = sampled(program, 1)
     for scenario in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
-        assert disagreement(scenario, expected_of(scenario)) == "", scenario.id
+        with single_threaded():
+            stated = expected_of(scenario)
+        assert disagreement(scenario, stated) == "", scenario.id

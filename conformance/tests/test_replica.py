@@ -15,6 +15,7 @@ from conformance.errors import ReplicaError
 from conformance.observation import Facts
 from conformance.programs.registry import get_program
 from conformance.programs.replica import expect
+from conformance.programs.truth import expected_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
@@ -45,9 +46,7 @@ def scenario(scenario_id: str) -> Scenario:
 
 
 def here(one: Scenario) -> dict[int, Facts]:
-    expectation = get_program(one.program).expectation
-    assert expectation is not None
-    return dict(expectation(one))
+    return dict(expected_of(one))
 
 
 @pytest.mark.nightly

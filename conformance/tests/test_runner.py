@@ -16,7 +16,7 @@ import conformance.run.attempt
 import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
-from conformance.errors import BackendError, ScenarioError, SubjectError, present
+from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.run import runner
@@ -70,8 +70,8 @@ class PretendedRanks:
         """Have nothing to end: what these observe depends on nothing that ran before."""
 
     async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
-        expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
-        facts: Mapping[int, Facts] = present(expectation)(scenario)
+        program = vars(conformance.run.scenario_runner)["get_program"](scenario.program)
+        facts: Mapping[int, Facts] = program.stated(scenario)
         return facts
 
 

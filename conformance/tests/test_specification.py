@@ -17,7 +17,7 @@ from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.observation import Raised
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.registry import Program, get_program, load_programs
-from conformance.programs.truth import truth_of
+from conformance.programs.truth import expected_of
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
@@ -69,9 +69,8 @@ def test_no_two_scenarios_of_ddps_run_the_same() -> None:
 
 @pytest.mark.parametrize("scenario", one_of_each(), ids=lambda scenario: scenario.id)
 def test_the_truth_is_computed_and_requires_something_of_every_rank(scenario: Scenario) -> None:
-    expectation = get_program(scenario.program).expectation
-    assert expectation is not None
-    facts = expectation(scenario)
+    assert get_program(scenario.program).judged
+    facts = expected_of(scenario)
     assert sorted(facts) == list(range(scenario.world_size))
     for rank in facts:
         demands = {name: value for name, value in facts[rank].items() if not isinstance(value, Anything)}
@@ -150,15 +149,19 @@ def _states_for_nobody(programs: Iterable[Program]) -> list[str]:
     return [
         each.name
         for each in programs
-        if "truth_of" not in (inspect.getsource(each.expectation) if each.expectation else "")
-        and each.expectation is not truth_of
+        if each.stated is not None
+        and "truth_of" not in inspect.getsource(each.stated)
         and _states_what_must_be(each.body)
     ]
 
 
+def _nothing(scenario: Scenario) -> dict[int, dict[str, object]]:
+    return {}
+
+
 def test_what_a_program_states_is_judged() -> None:
     programs = load_programs()
-    assert not _states_for_nobody(programs.values()), "these need `expects(truth_of)`: what must be is read there alone"
-    without = dataclasses.replace(programs["debugged_mistake"], expectation=None)
-    stating = dataclasses.replace(programs["copied_wrapper"], expectation=None)
+    assert not _states_for_nobody(programs.values()), "these need `truth_of`: what must be is read there alone"
+    without = dataclasses.replace(programs["debugged_mistake"], stated=_nothing)
+    stating = dataclasses.replace(programs["copied_wrapper"], stated=_nothing)
     assert _states_for_nobody([without, stating]) == [stating.name]

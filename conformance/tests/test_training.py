@@ -158,4 +158,4 @@ def test_the_chapter_covers_every_model() -> None:
             assert recipe.restart in RESTARTS
             if recipe.restart:
                 assert 0 < recipe.restart_after < recipe.epochs * recipe.max_steps, "the restart would not happen"
-        assert get_program(scenario.program).expectation is not None
+        assert get_program(scenario.program).judged

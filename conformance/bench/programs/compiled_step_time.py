@@ -53,7 +53,7 @@ COMPILED_WORKLOADS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
 _CAP_MB = 1.0
 
 
-@program("compiled_step_time")
+@program("compiled_step_time", judged=False)
 def compiled_step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, as `step_time` does.
 

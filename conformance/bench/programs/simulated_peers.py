@@ -19,7 +19,7 @@ from conformance.programs.registry import program
 _NUM_STEPS = 2
 
 
-@program("simulated_peers")
+@program("simulated_peers", judged=False)
 def simulated_peers(ctx: RankContext) -> None:
     """Observe `<label>`: seconds per round of each of `arguments["contestants"]`, by the process's own CPU time.
 

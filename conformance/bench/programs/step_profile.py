@@ -19,7 +19,7 @@ from conformance.programs.registry import program
 _WARM_UP_STEPS = 5
 
 
-@program("step_profile")
+@program("step_profile", judged=False)
 def step_profile(ctx: RankContext) -> None:
     """Train `arguments["rounds"]` steps of the subject under Python's profiler, on the clock of this process's CPU.
 

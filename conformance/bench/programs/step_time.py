@@ -23,7 +23,7 @@ NO_DDP = "floor"
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-@program("step_time")
+@program("step_time", judged=False)
 def step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, in the same order.
 
@@ -148,7 +148,7 @@ _NUM_MEMORY_STEPS = 4
 _NUM_MEMORY_MEASUREMENTS = 3
 
 
-@program("peak_memory")
+@program("peak_memory", judged=False)
 def peak_memory(ctx: RankContext) -> None:
     """Observe `<label>`: the most bytes that tensors took at one time in a late step, for each contestant.
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.truth.steps import gradients
 
@@ -73,6 +72,3 @@ def _loss(model: Any, turn: RankStep, micro: int, output: str) -> Tensor:
 def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
     for name, gradient in gradients(prefix, module).items():
         ctx.observe(name, gradient)
-
-
-changed_outputs.expects(truth_of)

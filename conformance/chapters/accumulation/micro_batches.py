@@ -14,7 +14,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
@@ -154,6 +153,3 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
 def _synchronises(model: Any) -> bool | None:
     flag: bool | None = getattr(model, "require_backward_grad_sync", None)
     return flag
-
-
-accumulation.expects(truth_of)

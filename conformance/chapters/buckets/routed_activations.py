@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 NUM_STEPS = 4
@@ -71,6 +70,3 @@ def routed_activations(ctx: RankContext) -> None:
         turn.backward(turn.loss(output))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
-
-
-routed_activations.expects(truth_of)

@@ -12,7 +12,6 @@ from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_or_refused, rank_step
 from conformance.truth.expected import Raises
 
@@ -78,6 +77,3 @@ def _copied(ctx: RankContext, dtype: torch.dtype) -> dict[str, Any]:
     turn = rank_step(ctx, 0)
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
     return {"constructed": constructed, "forward": module.seen}
-
-
-uncarried_buffers.expects(truth_of)

@@ -15,7 +15,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -119,9 +118,6 @@ def buffer_hooks(ctx: RankContext) -> None:
 
 def _num_backwards(scenario: Scenario) -> int:
     return 1 + int(scenario.arguments.get("local_backwards", 0))
-
-
-buffer_hooks.expects(truth_of)
 
 
 @program("buffer_hook_misuse", invariants=("leaves_no_trace",))

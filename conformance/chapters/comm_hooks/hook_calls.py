@@ -18,7 +18,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -342,6 +341,3 @@ _FROM_0 = Satisfies("0, 1, 2, ...", _are_from_0)
 _ASCENDING = Satisfies("ascending", _are_ascending)
 _LAST_ONCE = Satisfies("True for the last bucket alone", _is_last_alone)
 _ALL_TRUE = Satisfies("true in every respect", _are_all_true)
-
-
-hook_calls.expects(truth_of)

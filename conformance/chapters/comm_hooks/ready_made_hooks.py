@@ -40,7 +40,6 @@ from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.train import run_step
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Close
@@ -226,9 +225,6 @@ def hooked_training(ctx: RankContext) -> None:
         run_step(ctx, model, module, optimizer, index, step)
     ctx.observe_parameters("final", module)
     ctx.observe_buffers("final", module)
-
-
-hooked_training.expects(truth_of)
 
 
 class Matrices(nn.Module):

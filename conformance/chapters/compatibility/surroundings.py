@@ -346,9 +346,6 @@ def synchronised_statistics(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
 
 
-synchronised_statistics.expects(truth_of)
-
-
 class _WithGhost(Counting):
     """Has a buffer on a device of another type, which forward does not read."""
 
@@ -371,6 +368,3 @@ def misplaced_buffer(ctx: RankContext) -> None:
         lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS),
         refusal=Raises(("ValueError", "RuntimeError"), ("ghost",)),
     )
-
-
-misplaced_buffer.expects(truth_of)

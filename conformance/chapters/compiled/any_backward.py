@@ -16,7 +16,6 @@ from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.truth.steps import gradients
 
@@ -251,6 +250,3 @@ def any_backward(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/seen", sorted(seen, key=lambda each: each.flatten().tolist()))
     issued = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(issued), must=num_averages * len(list(module.parameters())))
-
-
-any_backward.expects(truth_of)

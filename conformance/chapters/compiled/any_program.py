@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling, graphs
-from conformance.errors import present
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
+from conformance.programs.truth import expected_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
@@ -35,8 +35,7 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     least, most = scenario.arguments.get("num_captured", (1, 1000))
     count = graphs(least, most) if most < 1000 else at_least(1, "graph")
     uncompiled = scenario.replace(program=scenario.arguments["program"])
-    expectation = present(get_program(scenario.arguments["program"]).expectation)
-    facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(uncompiled).items()}
+    facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expected_of(uncompiled).items()}
     judged: dict[str, Any] = {"compiled/num_captured": count, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}
 

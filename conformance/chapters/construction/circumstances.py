@@ -13,7 +13,6 @@ from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 
@@ -105,6 +104,3 @@ def circumstances(ctx: RankContext) -> None:
         run_within(around.steps_in, lambda: _ordinary(model, turn))
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, _NUM_STEPS))
-
-
-circumstances.expects(truth_of)

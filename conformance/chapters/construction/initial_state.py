@@ -17,7 +17,6 @@ from conformance.models.integers import integers
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 
@@ -63,9 +62,6 @@ def initial_state(ctx: RankContext) -> None:
         ctx.observe("num_collectives", len(ctx.collectives()), must=0)
     ctx.observe_parameters("start", module)
     ctx.observe_buffers("start", module)
-
-
-initial_state.expects(truth_of)
 
 
 @program("composite_state", invariants=("leaves_no_trace",))

@@ -8,7 +8,6 @@ from torch import nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.truth.expected import Raises
 
@@ -52,9 +51,6 @@ def subgroups(ctx: RankContext) -> None:
     dist.destroy_process_group(made[mine])
 
 
-subgroups.expects(truth_of)
-
-
 @program("destroyed_group", invariants=("leaves_no_trace",))
 def destroyed_group(ctx: RankContext) -> None:
     """Train 3 steps in a group of the module's own, which the user destroys behind the first.
@@ -73,6 +69,3 @@ def destroyed_group(ctx: RankContext) -> None:
     observe_run(
         ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), refusal=Raises(("RuntimeError", "ValueError"))
     )
-
-
-destroyed_group.expects(truth_of)

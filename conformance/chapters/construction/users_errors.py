@@ -13,7 +13,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_or_refused, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -192,6 +191,3 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
     # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
     refusal = None if ctx.arguments["place"] == "forward" else Raises(("RuntimeError",), ("finish", "reduc"))
     observe_or_refused(ctx, f"{name}/next", train, refusal)
-
-
-users_errors.expects(truth_of)

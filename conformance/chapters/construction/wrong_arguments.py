@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.truth.expected import Raises
 
@@ -217,6 +216,3 @@ def construction_error(ctx: RankContext) -> None:
     if ctx.arguments.get("recover"):
         module = _good().to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
-
-
-construction_error.expects(truth_of)

@@ -23,7 +23,6 @@ from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -214,9 +213,6 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
     return facts
 
 
-copied_wrapper.expects(truth_of)
-
-
 @program("copied_module", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def copied_module(ctx: RankContext) -> None:
     """Take the bare module out of a wrapper that was trained, as argument `case` says, and train it locally.
@@ -247,9 +243,6 @@ def copied_module(ctx: RankContext) -> None:
         for name, value in _train(ctx, "original", model, 20).items():
             if "/grad/" in name:
                 ctx.observe(name, value)
-
-
-copied_module.expects(truth_of)
 
 
 @program("copied_in_group", invariants=("leaves_no_trace",))
@@ -312,6 +305,3 @@ def carried_state(ctx: RankContext) -> None:
             ctx.observe(f"step{index}/reduced", reduced, must=to != "bare")
         for name, value in gradients(f"step{index}", fresh).items():
             ctx.observe(name, value)
-
-
-carried_state.expects(truth_of)

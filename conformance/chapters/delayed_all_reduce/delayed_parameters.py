@@ -15,7 +15,6 @@ from conformance.models.small_integers import small_inputs, small_loss, with_sma
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises, Satisfies
@@ -144,9 +143,6 @@ def delayed_all_reduce(ctx: RankContext) -> None:
         if "sizes" in judged:
             sizes = sorted(each.numel for each in issued[before:] if is_gradient(each))
             ctx.observe(f"step{index}/sizes", sizes, must=judged["sizes"])
-
-
-delayed_all_reduce.expects(truth_of)
 
 
 def _holds_once(got: list[int], size: int) -> bool:

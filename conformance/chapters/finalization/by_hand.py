@@ -16,7 +16,6 @@ from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step, run_steps
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
@@ -117,9 +116,6 @@ def finalized_by_hand(ctx: RankContext) -> None:
         ctx.observe("asked/without", model.should_finalize_after_backward, must=False)
 
 
-finalized_by_hand.expects(truth_of)
-
-
 def _forward(ctx: RankContext, module: nn.Module, model: Any) -> None:
     turn = rank_step(ctx, 1)
     turn.forward(model, turn.inputs(3, WIDTH))
@@ -208,6 +204,3 @@ def finalized_wrongly(ctx: RankContext) -> None:
         at("at_the_end")
         for name, value in gradients(f"step{turn.step}", module).items():
             ctx.observe(name, value)
-
-
-finalized_wrongly.expects(truth_of)

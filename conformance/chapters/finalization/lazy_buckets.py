@@ -15,7 +15,6 @@ from conformance.programs.held import resident_bytes
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -57,9 +56,6 @@ def kept_gradients(ctx: RankContext) -> None:
             ctx.observe(name, value)
 
 
-kept_gradients.expects(truth_of)
-
-
 @program("bucket_memory", invariants=("same_collectives",))
 def bucket_memory(ctx: RankContext) -> None:
     """Train steps of two large weights in one bucket and drop the gradients after each.
@@ -78,9 +74,6 @@ def bucket_memory(ctx: RankContext) -> None:
         module.zero_grad()
     held = (resident_bytes() - before) / _MIB
     ctx.observe("held", held, must=Satisfies("less than half of the bucket of 72 MiB", _is_less, (36,)))
-
-
-bucket_memory.expects(truth_of)
 
 
 class _Sum(nn.Module):

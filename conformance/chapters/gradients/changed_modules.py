@@ -19,7 +19,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -283,6 +282,3 @@ def harmless_change(ctx: RankContext) -> None:
     """
     module = _module(ctx.scenario).to(ctx.device)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _changing(ctx.scenario), 4))
-
-
-harmless_change.expects(truth_of)

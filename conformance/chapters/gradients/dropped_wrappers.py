@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.truth.steps import gradients
 
@@ -68,6 +67,3 @@ def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
 def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
     for name, gradient in gradients(prefix, module).items():
         ctx.observe(name, gradient)
-
-
-backward_without_wrapper.expects(truth_of)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
@@ -77,6 +76,3 @@ def frozen_parameters(ctx: RankContext) -> None:
     step = _step_of(ctx.scenario)
     refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
-
-
-frozen_parameters.expects(truth_of)

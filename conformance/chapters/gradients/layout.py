@@ -14,7 +14,6 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import num_storages
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
@@ -135,9 +134,6 @@ def gradient_layout(ctx: RankContext) -> None:
     finally:
         torch.set_warn_always(always)
     ctx.observe("warnings", [str(each.message) for each in caught], must=[])
-
-
-gradient_layout.expects(truth_of)
 
 
 def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from conformance.models.integers import UNIT, RankStep, integers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 
 WIDTH = 3
@@ -126,6 +125,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
             module.phase.add_(ctx.rank + 1)
             module.shift.add_(ctx.rank + 1)
     return facts
-
-
-lazy_bits.expects(truth_of)

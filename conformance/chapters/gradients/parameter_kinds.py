@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 
 NUM_STEPS = 2
@@ -101,6 +100,3 @@ def parameter_kinds(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}", module)
         else:
             ctx.observe(f"step{index}/strides", _strides_of_gradients(module), must=strides)
-
-
-parameter_kinds.expects(truth_of)

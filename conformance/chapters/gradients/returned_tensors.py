@@ -15,7 +15,6 @@ from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_l
 from conformance.models.integers import RankStep
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.truth.steps import gradients
 
@@ -107,6 +106,3 @@ def _loss(turn: RankStep, handled: str, hidden: Tensor, before: Tensor, outputs:
 
 def _of_kept(step: str, kept: Tensor | None) -> dict[str, Any]:
     return {} if kept is None else {f"{step}/kept": None if kept.grad is None else kept.grad.clone()}
-
-
-returned_tensors.expects(truth_of)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 NUM_STEPS = 3
@@ -45,6 +44,3 @@ def shared_memory(ctx: RankContext) -> None:
     """Train steps of `Summed`; observe `step<k>/grad/<name>`. All ranks run it."""
     module = with_integer_weights(Summed(), ctx.scenario.seed).to(ctx.device)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
-
-
-shared_memory.expects(truth_of)

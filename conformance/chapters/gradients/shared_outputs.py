@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.truth.steps import gradients
 
@@ -81,6 +80,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
         turn.backward(total_loss(turn, first, second, hidden if "input" in shared else sharing.kept))
         facts |= gradients(f"step{index}", pair)
     return facts
-
-
-shared_outputs.expects(truth_of)

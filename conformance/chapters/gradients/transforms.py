@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 WIDTH = 3
@@ -95,6 +94,3 @@ def transforms(ctx: RankContext) -> None:
         return {"given": given}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
-
-
-transforms.expects(truth_of)

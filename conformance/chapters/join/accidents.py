@@ -21,7 +21,6 @@ from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.truth.expected import Raises
 
@@ -79,9 +78,6 @@ def early_termination(ctx: RankContext) -> None:
     with joining(ctx, model.join()):
         _step(model, rank_step(ctx, plan.step_number(plan.contexts, 0)))
     ctx.observe_gradients("after", module)
-
-
-early_termination.expects(truth_of)
 
 
 def _wrapped(ctx: RankContext) -> tuple[nn.Module, Any]:
@@ -207,6 +203,3 @@ CASES: Mapping[str, Callable[[RankContext], None]] = {
 def join_case(ctx: RankContext) -> None:
     """Do what argument `case` names (see `CASES`). All ranks run it."""
     CASES[ctx.arguments["case"]](ctx)
-
-
-join_case.expects(truth_of)

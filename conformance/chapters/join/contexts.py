@@ -19,7 +19,6 @@ from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
@@ -144,9 +143,6 @@ def buffer_hook_in_join(ctx: RankContext) -> None:
     observe_run(ctx, run, refusal=Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook")))
 
 
-buffer_hook_in_join.expects(truth_of)
-
-
 class Counting(Joinable):
     """A joinable of the user's own, which counts over all ranks, in the manner of torch's Join documentation."""
 
@@ -236,6 +232,3 @@ def shared_join(ctx: RankContext) -> None:
     for place, member in enumerate(members):
         if place not in modules:
             ctx.observe(f"counter{place}", [member.count, member.num_shadowed, member.was_last, member.kwargs])
-
-
-shared_join.expects(truth_of)

@@ -17,7 +17,6 @@ from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
@@ -232,10 +231,6 @@ def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
 
 
-membership.expects(truth_of)
-membership_after_exception.expects(truth_of)
-
-
 @program("removed_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def removed_hooks(ctx: RankContext) -> None:
     """Train a step, if argument `first` says so, call `_remove_autograd_hooks`, and run forwards and backwards.
@@ -255,9 +250,6 @@ def removed_hooks(ctx: RankContext) -> None:
         _backward(model, rank_step(ctx, index), 0, uses)
         ctx.observe_gradients(f"step{index}", module)
     ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])), must=0)
-
-
-removed_hooks.expects(truth_of)
 
 
 @program("finalized_reducer", invariants=("leaves_no_trace",))

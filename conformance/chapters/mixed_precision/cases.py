@@ -25,7 +25,6 @@ from conformance.models.small_integers import small_inputs, small_loss, with_sma
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.truth.expected import Anything
 
@@ -224,9 +223,6 @@ def mixed_precision_case(ctx: RankContext) -> None:
     is_open = ctx.world_size == 1 or ctx.arguments["case"] == "sparse"  # in what rows travel is left open
     ctx.observe("wire", sorted(reduced), must=Anything() if is_open else sorted(set(map(_real, wire))))
     ctx.observe("bucket_dtypes", sorted(in_buckets), must=wire if ctx.arguments.get("hook") else [])
-
-
-mixed_precision_case.expects(truth_of)
 
 
 def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

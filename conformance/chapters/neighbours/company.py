@@ -25,7 +25,6 @@ from conformance.models.integers import UNIT, RankStep, integers, with_integer_w
 from conformance.models.low_precision import precision_option
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
@@ -161,9 +160,6 @@ def company(ctx: RankContext) -> None:
     `final/parameter/<tower>.<name>`.
     """
     _Training(ctx).run()
-
-
-company.expects(truth_of)
 
 
 class _Training:

@@ -12,7 +12,6 @@ from conformance.chapters.neighbours.user_collectives import summed
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 _WIDTH = 3
@@ -71,6 +70,3 @@ def _train(ctx: RankContext, which: str) -> dict[str, Any]:
             let_go_of(first, second)
 
     return run_steps(ctx, module, None, step, _NUM_STEPS)
-
-
-kept_wrappers.expects(truth_of)

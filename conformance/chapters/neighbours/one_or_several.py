@@ -12,7 +12,6 @@ from torch import nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 _WIDTH = 3
@@ -79,6 +78,3 @@ def _copies(ctx: RankContext, wrappers: list[Any]) -> list[Any]:
     indices = list(range(len(wrappers)))
     made = {index: copy.deepcopy(wrappers[index], dict(memo)) for index in (indices[::-1] if ctx.rank % 2 else indices)}
     return [made[index] for index in indices]
-
-
-one_or_several.expects(truth_of)

@@ -12,7 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 #: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
@@ -126,6 +125,3 @@ def _order(which: str, rank: int, step: int) -> Sequence[int]:
     if which == "own":
         return _ORDERS[rank]
     return _ORDERS[1 + rank] if which == "own_later" and step >= 2 else _ORDERS[0]
-
-
-order_of_layers.expects(truth_of)

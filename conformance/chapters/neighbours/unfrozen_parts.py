@@ -9,7 +9,6 @@ from torch import nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 _WIDTH = 3
@@ -50,6 +49,3 @@ def _train(ctx: RankContext, first: str, backward: str) -> dict[str, Any]:
         turn.backward(apart if backward == "in_turns" else ahead + apart)
 
     return run_steps(ctx, whole, wrapped["whole"], step, _NUM_STEPS)
-
-
-unfrozen_parts.expects(truth_of)

@@ -12,7 +12,6 @@ from conformance.errors import instance
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 
 _WIDTH = 4
@@ -80,6 +79,3 @@ def _observe(ctx: RankContext, prefix: str, layers: list[Any]) -> None:
     for name, layer in zip(("shared", "own", "beside"), layers, strict=True):
         gradient = layer.weight.grad
         ctx.observe(f"{prefix}/{name}", None if gradient is None else gradient.clone())
-
-
-waiting_beside.expects(truth_of)

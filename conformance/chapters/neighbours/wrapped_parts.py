@@ -11,7 +11,6 @@ from torch import nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.truth.expected import Raises
 
@@ -86,6 +85,3 @@ def _names(layers: tuple[str, ...], prefix: str) -> Iterator[str]:
 
 def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(2, _WIDTH))))
-
-
-wrapped_parts.expects(truth_of)

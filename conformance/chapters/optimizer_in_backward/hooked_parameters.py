@@ -12,7 +12,6 @@ from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import run_steps
 from conformance.truth.expected import Satisfies
 
@@ -103,9 +102,6 @@ def hooked_parameters(ctx: RankContext) -> None:
             ctx.observe(name, value)
     texts = [str(each.message) for each in caught]
     ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=told)
-
-
-hooked_parameters.expects(truth_of)
 
 
 def _is_one_warning(got: Any, name: str) -> bool:

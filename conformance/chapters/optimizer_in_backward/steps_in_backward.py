@@ -26,7 +26,6 @@ from conformance.models.optimizers import SETS_TO_NONE
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
@@ -124,9 +123,6 @@ def optimizer_in_backward(ctx: RankContext) -> None:
         must=_early(ctx.scenario),
         refusal=refusal if ctx.arguments.get("may_refuse") else None,
     )
-
-
-optimizer_in_backward.expects(truth_of)
 
 
 def _train(ctx: RankContext) -> dict[str, Any]:
@@ -228,9 +224,6 @@ def restarted_optimizer_in_backward(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-restarted_optimizer_in_backward.expects(truth_of)
-
-
 @program("fused_optimizer", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def fused_optimizer(ctx: RankContext) -> None:
     """Train with `_register_fused_optim`: argument `optimizer` names it, `only` the branches that it steps, if not all.
@@ -248,9 +241,6 @@ def fused_optimizer(ctx: RankContext) -> None:
         module.zero_grad()
         _backward(model, rank_step(ctx, index), 0, list("abcd"))
         ctx.observe_parameters(f"step{index}", module)
-
-
-fused_optimizer.expects(truth_of)
 
 
 @program("fused_optimizer_refusal", invariants=("leaves_no_trace",))

@@ -28,7 +28,6 @@ from conformance.models.small_integers import small_inputs, small_loss, with_sma
 from conformance.observation import Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
@@ -300,9 +299,6 @@ class _Run:
         buffer = bucket.buffer() / dist.get_world_size(group)
         work = present(dist.all_reduce(buffer, group=group, async_op=True))
         return work.get_future().then(lambda _: buffer)
-
-
-feature_pair.expects(truth_of)
 
 
 def _signs_of(course: Course) -> Mapping[str, bool]:

@@ -12,7 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.chapters.scale.values import whole
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 
 
@@ -43,9 +42,6 @@ def used_often(ctx: RankContext) -> None:
         _FEATURES[ctx.arguments["feature"]](uses, number)
     ctx.observe("gradients", torch.stack(uses.gradients))
     ctx.observe("seen", torch.cat(uses.seen))
-
-
-used_often.expects(truth_of)
 
 
 class _Uses:

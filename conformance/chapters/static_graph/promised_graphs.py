@@ -21,7 +21,6 @@ from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.gradient_traffic import num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
@@ -186,9 +185,6 @@ def static_use(ctx: RankContext) -> None:
     )  # fmt: skip
 
 
-static_use.expects(truth_of)
-
-
 def _uses(scenario: Scenario, rank: int, step: int) -> list[str]:
     """Return the branches of `Switched` that a rank uses in a step: `uses` holds a text per rank for each step."""
     by_rank = scenario.arguments["uses"][step]
@@ -225,9 +221,6 @@ def changing_graph(ctx: RankContext) -> None:
         ctx, lambda: run_steps(ctx, module, model, step, len(ctx.arguments["uses"])),
         refusal=_names_one_of(ctx.arguments["changed"]),
     )  # fmt: skip
-
-
-changing_graph.expects(truth_of)
 
 
 def _names_one_of(branches: Sequence[str]) -> Satisfies:
@@ -268,9 +261,6 @@ def static_promise(ctx: RankContext) -> None:
         observe_run(ctx, lambda: run_steps(ctx, module, model, _ordinary, NUM_STEPS))
 
 
-static_promise.expects(truth_of)
-
-
 @program("static_logging", invariants=_INVARIANTS)
 def static_logging(ctx: RankContext) -> None:
     """Train `Switched` with the branches of argument `uses`, and read the logging data. All ranks run it.
@@ -289,9 +279,6 @@ def static_logging(ctx: RankContext) -> None:
     must = {"static_graph": is_static, "can_set_static_graph": Anything() if is_static else all_same}
     for key, value in must.items():  # a number or a text; left out where it does not hold
         ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"), must=value)
-
-
-static_logging.expects(truth_of)
 
 
 #: How many vectors of `Spare` are used.
@@ -343,9 +330,6 @@ def learnt_unused(ctx: RankContext) -> None:
         return {"issued_before_last": issued, "buckets": buckets}
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), must=_traffic(ctx.scenario, num_spare))
-
-
-learnt_unused.expects(truth_of)
 
 
 def _traffic(scenario: Scenario, num_spare: int) -> Mapping[str, Any]:

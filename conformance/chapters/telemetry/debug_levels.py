@@ -16,7 +16,6 @@ from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -74,9 +73,6 @@ def debug_level(ctx: RankContext) -> None:
             ctx,
             lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
         )
-
-
-debug_level.expects(truth_of)
 
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))

@@ -13,7 +13,6 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from conformance.models.recipe import Learner, Recipe, loss_ratio
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.truth.expected import Anything, at_least, at_most
 
 _INVARIANTS = ("same_collectives", "silent_no_sync", "nothing_in_flight")
@@ -34,9 +33,6 @@ def training(ctx: RankContext) -> None:
         if recipe.evaluate:
             run.evaluate(epoch)
     run.finish()
-
-
-training.expects(truth_of)
 
 
 class _Run:

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 
@@ -125,6 +124,3 @@ def hidden_layers(ctx: RankContext) -> None:
     module = _module(ctx.scenario).to(ctx.device)
     num_steps = len(ctx.arguments["skips"])
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), num_steps))
-
-
-hidden_layers.expects(truth_of)

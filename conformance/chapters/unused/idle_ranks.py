@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 
@@ -200,6 +199,3 @@ def idle_ranks(ctx: RankContext) -> None:
     module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     plan: Sequence[Any] = ctx.arguments["idle"]
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), len(plan)))
-
-
-idle_ranks.expects(truth_of)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 
 WIDTH = 4
@@ -72,6 +71,3 @@ def lost_parameters(ctx: RankContext) -> None:
         turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
-
-
-lost_parameters.expects(truth_of)

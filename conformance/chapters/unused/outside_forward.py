@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.truth.expected import AnyOf, Raises
 
@@ -146,9 +145,6 @@ def outside_forward(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
-outside_forward.expects(truth_of)
-
-
 @program("late_gradient", invariants=("leaves_no_trace",))
 def late_gradient(ctx: RankContext) -> None:
     """Run the backward of a penalty after the one of the output, which counted its parameter as unused, in each step.
@@ -174,6 +170,3 @@ def late_gradient(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/spare.weight", found, must=AnyOf("averaged", "named"))
         if raised is not None:
             break
-
-
-late_gradient.expects(truth_of)
