@@ -14,6 +14,7 @@ import torch.distributed as dist
 import conformance.truth
 from conformance.errors import present
 from conformance.observation import Facts
+from conformance.programs.registry import get_program
 from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.suite import load_scenarios
