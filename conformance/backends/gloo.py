@@ -11,8 +11,7 @@ from torch._C._distributed_c10d import Store
 
 from conformance.backends.backend import CAPABILITIES, Backend
 
-#: Ranks of one host use loopback only: a run must not depend on a host name that resolves, nor accept connections from
-#: outside.
+#: The interface of ranks of one host: a run must not depend on a host name, nor accept connections from outside.
 LOOPBACK = "lo"
 
 

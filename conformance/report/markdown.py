@@ -99,7 +99,7 @@ def _changes(difference: ReportDiff) -> str:
         return f"\nSince the last report no verdict changed in the {both} of both.\n"
     text = "\n".join(difference_lines(difference, most=_MAX_CHANGES))
     summary = as_text(f"Since the last report, of the {both} of both: {', '.join(told)}")
-    return f"\n<details><summary>{summary}</summary>\n{_fenced(text)}\n</details>\n"
+    return f"\n<details><summary>{summary}</summary>\n{fenced(text)}\n</details>\n"
 
 
 def _performance(ratios: Sequence[Ratio]) -> str:
@@ -141,10 +141,10 @@ def _evidence(cause: Cause) -> str:
         parts.append(f"\n{as_text(known.status)}: {as_text(known.describe(scenario.subject.verdict))}\n")
     parts.append(f"\n{as_code(scenario.id)}\n")
     also = f"\nAlso {some([as_code(other.id) for other in others], _MAX_OTHERS)}.\n" if others else ""
-    return "".join(parts) + (_fenced(evidence) if evidence else "") + also + "\n</details>\n"
+    return "".join(parts) + (fenced(evidence) if evidence else "") + also + "\n</details>\n"
 
 
-def _fenced(text: str) -> str:
+def fenced(text: str) -> str:
     """Return a code block whose fence is longer than every run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

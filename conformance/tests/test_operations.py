@@ -243,7 +243,7 @@ def test_a_sum_that_stops_at_the_limits_is_not_said_to_be_unwritten(dtype: str) 
     limits = torch.iinfo(dtype_of(dtype))
     total = torch.stack([part.long() for part in truth.all_parts(blocks[0])]).sum(0)
     told = wrong_values(truth, blocks, total.clamp(limits.min, limits.max).to(dtype_of(dtype)), "x")
-    assert told.endswith("it holds the sum, held at the dtype's limits, where it is to wrap")
+    assert told.endswith("it holds the sum, clamped to the dtype's limits, where it must wrap")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -223,7 +223,6 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
 
 
 def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a block may hold by mistake."""
     size, cell = truth.place.size, truth.cell
     parts = truth.all_parts(block)
 
@@ -314,13 +313,11 @@ def _can_reduce(cell: Cell, op: str) -> bool:
 
 
 def _is_unwritten(got: Tensor) -> Tensor:
-    """Return which elements are still the sentinel."""
     size = got.element_size()
     return (got.contiguous().view(torch.uint8).view(-1, size) == sentinel(got.dtype)).all(1)
 
 
 def _is_flushed(expected: Tensor, got: Tensor) -> bool:
-    """Whether numbers below the smallest normal one came as zero."""
     expected, got, least = expected.double(), got.double(), torch.finfo(expected.dtype).smallest_normal
     return not bool(got.any()) and bool(((expected != 0) & (expected.abs() < least)).all())
 
