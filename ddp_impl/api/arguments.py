@@ -86,7 +86,7 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
                 f"Only 1D device mesh is supported, that of data parallelism, but got {device_mesh}. "
                 "Slice a larger mesh, e.g. mesh['dp']"
             )
-        return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
+        return device_mesh.get_group(mesh_dim=0)
     if process_group is not None:
         return _checked_group(process_group)
     if not dist.is_initialized():

@@ -432,6 +432,7 @@ class DistributedDataParallel(JoinedWrapper):
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
         self._peers = Peers(self.process_group, copy_of=copy_of)
+        self._knows_others = True  # as far as a copy asks them
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
@@ -507,10 +508,14 @@ class InGraphBackwards:
     def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
         """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
         self.forward_ran()
+        averages.take_effect(True)  # unless its backward says otherwise
         self._reducer.telemetry.warned.add("local")  # what accumulates is an average, which the reducer does not know
+        self._reducer.reduction.used_locally.clear()  # the graph brings all; one captured with others would differ
         self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
 
     def _reached(self, averages: InGraphReducer) -> None:
+        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+            return
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, self._is_plain = number, False

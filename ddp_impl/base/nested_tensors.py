@@ -201,7 +201,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """Return the local shard of a DTensor, detached and sharing its storage; any other tensor detached."""
     if not is_distributed(tensor):
         return tensor.detach()
-    return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+    return tensor.detach().to_local()  # type: ignore[attr-defined]
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:

@@ -128,7 +128,7 @@ def average_gradient(gradient: Tensor, divisor: Tensor, group: str, index: int) 
     """Return the sum of `gradient / divisor` over the group of that name, of averaged parameter `index`; collective."""
     scaled = (gradient / divisor).to(gradient.dtype)  # it differs if neither has a dimension
     summed = functional_collectives.all_reduce(scaled, "sum", group)
-    return functional_collectives.wait_tensor(summed)  # type: ignore[no-any-return]
+    return functional_collectives.wait_tensor(summed)
 
 
 @average_gradient.register_fake
@@ -161,4 +161,4 @@ def _on_shard(average: Callable[[Tensor], Tensor], gradient: Any, placements: An
 
 def average_in_backward(parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
     """Return `parameter`; its gradient will be averaged before it is accumulated."""
-    return _AverageInBackward.apply(parameter, divisor, group, index)  # type: ignore[no-any-return]
+    return _AverageInBackward.apply(parameter, divisor, group, index)

@@ -182,7 +182,7 @@ def _inductor_with(
         patches = {**config, **(config_patches or {})}
         patches.update(partitioned_by(partial(_partition, graph_pass), identity, patches))
         with without_autograd_cache():  # it knows graphs before they are partitioned
-            return compile_fx(gm, list(example_inputs), config_patches=patches)  # type: ignore[no-any-return]
+            return compile_fx(gm, list(example_inputs), config_patches=patches)
 
     return compile_with_pass
 

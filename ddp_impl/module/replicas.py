@@ -202,15 +202,17 @@ def first_difference(first: Replica, second: Replica, rank: int) -> str:
             f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
             f"{where} has no counterpart on rank {missing}"
         )
-    for kind, layouts in first.copied.items():
-        if list(layouts.values()) != list(second.copied[kind].values()):
-            return _layout_difference(kind, layouts, second.copied[kind], rank)
     differing = ", ".join(
         f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
         for name, value in first.options.items()
         if value != second.options.get(name)
     )
-    return f"DDP expects the same options on every rank, but {differing}"
+    if differing:  # told before buffers, which are copied or not as an option says
+        return f"DDP expects the same options on every rank, but {differing}"
+    for kind, layouts in first.copied.items():
+        if list(layouts.values()) != list(second.copied[kind].values()):
+            return _layout_difference(kind, layouts, second.copied[kind], rank)
+    raise AssertionError("two replicas differ in nothing")
 
 
 def verify_buffers(everyone: Sequence[Mapping[str, str]], own_rank: int) -> None:

@@ -394,10 +394,11 @@ class Reducer:
         """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
+        if "local" in self.telemetry.warned or reduction.iteration.progress is not Progress.IDLE:
+            return  # asked first: nothing that follows can be captured
         is_meant = reduction.follows_local or self._local_run == current_backward() or self._wrapper_collected
-        if is_meant or reduction.iteration.progress is not Progress.IDLE:
-            return
-        if reduction.num_ranks > 1 and index not in self.hooks.shared():  # else it is another wrapper's
+        is_anothers = index in self.hooks.shared()
+        if reduction.num_ranks > 1 and not (is_meant or is_anothers):
             name, number = self.members[index].name, reduction.iteration.number
             warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
             self.telemetry.warn_once("local", warning(reduction.rank, name, number))

@@ -448,7 +448,7 @@ class Reduction:
     def in_words(self, bucket: Bucket) -> str:
         """Return how messages call the reduction of `bucket`."""
         names = [member.name for member in bucket.members]
-        how = "all_reduce" if self.comm_hook is None else "comm hook"
+        how = "all_reduce" if self.comm_hook is None else f"comm hook {self.telemetry.comm_hook}"
         return f"the {how} of {messages.bucket(bucket.index, len(self.buckets), names)}"
 
     def _in_flight(self) -> list[Bucket]:

@@ -113,7 +113,7 @@ def test_a_future_that_is_never_done_ends_with_the_timeout_of_the_group() -> Non
         ddp.register_comm_hook(None, _never_done)
         with pytest.raises(CommunicationError, match=r"not done after 0\.5 s, the timeout of the group") as caught:
             ddp(torch.ones(1, 2)).sum().backward()
-        assert "the comm hook of bucket 0 of 1 (weight, bias)" in "".join(caught.value.__notes__)
+        assert "the comm hook _never_done of bucket 0 of 1 (weight, bias)" in "".join(caught.value.__notes__)
     finally:
         dist.destroy_process_group()
 

@@ -185,7 +185,7 @@ def without_autograd_cache() -> AbstractContextManager[Any]:
     """Return a block in which AOTAutograd compiles every graph itself; torch has no argument for it."""
     import torch._functorch.config as functorch
 
-    return functorch.patch(enable_autograd_cache=False)  # type: ignore[no-any-return]
+    return functorch.patch(enable_autograd_cache=False)
 
 
 def aot_eager_arguments() -> dict[str, Any]:

@@ -40,6 +40,8 @@ _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
+#: How long a rank whose wrapper compares nothing waits, before its first forward, for ranks that still have none.
+_CONSTRUCTED_WITHIN = timedelta(seconds=30)
 #: After how many seconds of waiting a rank logs it.
 SLOW_S: Final = 30.0
 #: How often the thread looks, and how long it goes on when nobody waits.
@@ -88,10 +90,18 @@ class Peers:
         """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
         if size_of(self.group) > 1:
             self._leave(f"compares {compares}", rank_in(self.group))
+            self._leave(f"{rank_in(self.group)} is there", compares)
 
     def refuse_unlike(self, compares: bool) -> None:
-        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's."""
+        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's.
+
+        A rank that compares nothing waits for a moment until all have left theirs: it can ask no later.
+        """
         other, store = None, self._store()
+        with contextlib.suppress(Exception):
+            others = set(range(size_of(self.group))) - {rank_in(self.group)}
+            if store is not None and others and not compares:
+                _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
             other = None if store is None else self._left(store, f"compares {not compares}")
         if other is not None:
@@ -112,10 +122,7 @@ class Peers:
         own = f"{rank_in(self.group)}/{about}"
         keys = [self.key_of(f"{rank}/{about} {number}") for rank in range(size_of(self.group))]
         store.set(self.key_of(f"{own} {number}"), mine)
-        waiting = store
-        with contextlib.suppress(RuntimeError):  # one written in Python has no copies
-            waiting = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
-        waiting.wait(keys, timeout)
+        _await(store, keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
             store.delete_key(self.key_of(f"{own} {number - 1}"))
         return [store.get(key).decode() for key in keys]
@@ -405,6 +412,12 @@ def _begin_as_a_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_as_a_fork)
+
+
+def _await(store: Store, keys: list[str], timeout: timedelta) -> None:
+    with contextlib.suppress(RuntimeError):  # one written in Python has no copies
+        store = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
+    store.wait(keys, timeout)
 
 
 def _in_words(what: Description) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workshop.implementation import measure
 
-SOURCE = '''\
+SOURCE = """\
 @dataclass(frozen=True)
 class Value:
     never: bool = False
@@ -27,7 +27,7 @@ class Plain:
     def turn(self) -> None:
         self.on = self.works = True
         local = False
-'''
+"""
 
 
 def test_fields_and_flags_of_objects_that_change_are_counted_once(tmp_path: Path) -> None:

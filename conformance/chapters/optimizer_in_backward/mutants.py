@@ -1,7 +1,5 @@
 """Mutants of chapter optimizer_in_backward: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence
@@ -114,7 +112,7 @@ def IgnoresFusedOptimizers(
 
 @replaces(Reducer, "watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
-    """BUG: nobody says that hooks of the user stepped on local gradients."""
+    """BUG: no warning says that hooks of the user stepped on local gradients."""
     watch_backward()
     reducer.reduction.user_hooks.hooked = []
 

@@ -1,7 +1,5 @@
 """Mutants of chapter static_graph: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import weakref
 from typing import Any, ClassVar
 from unittest import mock
@@ -131,7 +129,7 @@ def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call) -> None:
 
 @replaces(Same, "resolve_unused")
 def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
-    """BUG: a backward that has come to no output of forward ends the iteration by itself."""
+    """BUG: a backward that has reached no output of forward ends the iteration."""
     expectation.reduction.iteration.is_reached = True
     return resolve_unused()
 

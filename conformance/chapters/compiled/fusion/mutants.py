@@ -1,7 +1,5 @@
 """Mutants of chapter fusion: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist
