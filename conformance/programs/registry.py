@@ -68,14 +68,10 @@ class Program:
 
 
 def program(
-    name: str,
-    *,
-    invariants: tuple[str, ...] = ("same_collectives",),
-    native_facts: tuple[str, ...] = (),
-    preload: tuple[str, ...] = (),
-    speaks_for: Mapping[str, tuple[str, ...]] | None = None,
+    name: str, *, invariants: tuple[str, ...] = ("same_collectives",), native_facts: tuple[str, ...] = (),
+    preload: tuple[str, ...] = (), speaks_for: Mapping[str, tuple[str, ...]] | None = None,
     without_ddp: bool = False,
-) -> Callable[[Body], Program]:
+) -> Callable[[Body], Program]:  # fmt: skip
     """Register the decorated function as program `name`; `Program` explains the other arguments."""
 
     def register(body: Body) -> Program:

@@ -67,12 +67,9 @@ def comes_late(due: Callable[[], bool]) -> bool:
 
 
 def complete(
-    issued: Issued,
-    lifetime: str,
-    barrier: Callable[[], None],
-    patience: Patience,
+    issued: Issued, lifetime: str, barrier: Callable[[], None], patience: Patience,
     between: Callable[[], None] = lambda: None,
-) -> str:
+) -> str:  # fmt: skip
     """Wait as `lifetime` says until the result must be there; return what is wrong with a Work, empty if nothing is.
 
     `barrier` makes all ranks of the group wait for each other, by which a Work that was dropped is known to be done.
