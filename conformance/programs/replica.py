@@ -29,8 +29,8 @@ async def expect(
 ) -> Mapping[int, Facts]:
     """Have a replica compute what the ranks of `scenario` must observe; compute it here if the program has no DDP.
 
-    `observe` runs a scenario on ranks on which no subject ever runs. Raises `ReplicaError`, with a traceback if there is
-    one, if the replica did not return.
+    `observe` runs a scenario on ranks on which no subject ever runs. Raises `ReplicaError`, with a traceback if any,
+    if the replica did not return.
     """
     program = get_program(scenario.program)
     if program.without_ddp:

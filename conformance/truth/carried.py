@@ -122,10 +122,6 @@ def _place(value: Any) -> tuple[str, str]:
 
 
 def _named(module: str, name: str) -> Any:
-    return operator.attrgetter(name)(_module(module))
-
-
-def _module(name: str) -> Any:
-    if name.partition(".")[0] != _OURS:
-        raise TypeError(f"only what {_OURS} defines can be in expected facts, not {name}")
-    return importlib.import_module(name)
+    if module.partition(".")[0] != _OURS:
+        raise TypeError(f"only what {_OURS} defines can be in expected facts, not {module}")
+    return operator.attrgetter(name)(importlib.import_module(module))

@@ -26,7 +26,7 @@ from conformance.programs.operations.data import (
     written_over,
 )
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
-from conformance.truth.difference import equal_values
+from conformance.truth.difference import equal_values, kind
 
 #: So many elements that agree are no chance; and so many that are one of two values.
 _ENOUGH, _ENOUGH_OF_BOOL = 3, 7
@@ -135,7 +135,7 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
     expected = truth.received(blocks)
     shape, dtype = truth.shape(blocks), dtype_of(truth.cell.dtype)
     if got.dtype != dtype or tuple(got.shape) != shape:
-        return f"{which} is {_kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
+        return f"{which} is {kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
     flat = got.detach().to("cpu").reshape(-1)
     differs = ~_same(expected, flat, as_bits=truth.cell.data == "bits")
     if truth.cell.reduction == "AVG" and bool(differs.any()):
@@ -350,10 +350,6 @@ def _element(flat: Tensor, index: int) -> str:
     if value.dtype.is_floating_point and value.dtype is not torch.float64:
         return f"{value.item():.9g}"  # so many digits tell each float32 from the next; a float64 tells itself
     return f"{value.item()}"
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def wrong_sum(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -68,11 +68,8 @@ def drawn(seed: int, number: int) -> tuple[Cell, ...]:
     """
     rng = random.Random(seed)
     cells = (_drawn(rng, {"operation": rng.choice(tuple(OPERATIONS))}) for _ in itertools.count())
-    return distinct(itertools.islice(filter(_is_drawn, cells), number))
-
-
-def _is_drawn(cell: Cell) -> bool:
-    return _is_tried(cell) and not apart(cell) and cell.lifetime != "wait-twice"
+    chosen = (cell for cell in cells if _is_tried(cell) and not apart(cell) and cell.lifetime != "wait-twice")
+    return distinct(itertools.islice(chosen, number))
 
 
 def possible() -> frozenset[tuple[str, Pair]]:
