@@ -107,10 +107,8 @@ def surroundings() -> Surroundings:
         "level of forward differentiation": torch.autograd.forward_ad._current_level,
         "autocast nesting": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting())[1],
         "optimizer hooks": [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)],
-        "torch flag": {name: _read(get) for name, get in _flags().items()},
-        "flag of module.to()": {
-            name: value for name, value in vars(torch.__future__).items() if value in (True, False)
-        },
+        "torch flag": {name: _read(get) for name, get in _flags().items()}
+        | {name: str(value) for name, value in vars(torch.__future__).items() if isinstance(value, bool)},
         "dispatch keys": [keys().raw_repr() for keys in _DISPATCH_KEYS],
         "settings of torch": {config.__name__: config.get_hash() for config in _configs()},
         "replaced kernels": _replaced_kernels(len(torch.library._impls)),
@@ -147,11 +145,6 @@ def _of_python() -> dict[str, str]:
         "locale": locale.setlocale(locale.LC_ALL),
         "umask": oct(mask),
     }
-
-
-def _of_conversion() -> dict[str, str]:
-    """Return the flags of `torch.__future__`, which say what `module.to()` does with parameters."""
-    return {name: str(value) for name, value in vars(torch.__future__).items() if isinstance(value, bool)}
 
 
 @cache
