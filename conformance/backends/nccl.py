@@ -55,7 +55,8 @@ NCCL = Backend(
     name="nccl",
     device_type="cuda",
     capabilities=CAPABILITIES
-    - {"any_source", "bitwise", "int16", "notices_death", "sparse", "tags", "timeouts", "unordered_groups"},
+    - {"any_source", "bitwise", "int16", "notices_death", "set_timeout", "sparse", "split", "tags", "timeouts"}
+    - {"unordered_groups"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

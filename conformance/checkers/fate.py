@@ -74,6 +74,8 @@ def _no_hang(evidence: Evidence) -> Finding:
         summary = f"{known}{ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
             summary += f"; {ranks(mute)} did not write a stack when signalled"
+        if (odd := _odd_one_out(hung)) is not None:
+            summary += f"; rank {odd} is not where the others are (see its stack)"
         lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
@@ -94,6 +96,16 @@ def _no_hang(evidence: Evidence) -> Finding:
     thens = [f"A waits for {label}, which {_predicate(one)}." for label, one in _labelled(others, "B")]
     involved = [*others, *(one for one in hung if one.rank not in absent)]
     return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(involved)))
+
+
+def _odd_one_out(hung: list[Observation]) -> int | None:
+    """Return the one rank whose threads are elsewhere than those of all others, which are in one place; else None."""
+    places = [
+        tuple(line for line in one.stack.splitlines() if line.strip() and not line.startswith(("Thread", "Current")))
+        for one in hung
+    ]
+    odd = [one.rank for one, place in zip(hung, places, strict=True) if place and places.count(place) == 1]
+    return odd[0] if len(hung) > 2 and len(odd) == 1 and len(set(places)) == 2 else None
 
 
 @checker("no_exception")

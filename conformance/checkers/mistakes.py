@@ -108,7 +108,9 @@ MISTAKES = {
         "Correct the other causes first: a wrong step makes all later steps wrong.",
         follows=True,
     ),
-    "part": Mistake("A part of a value is wrong.", "Check where that part begins and ends in its bucket."),
+    "part": Mistake(
+        "A part of a value is wrong.", "Check where that part begins and ends in a bucket, in a chunk or in the tensor."
+    ),
     "lacks-check": Mistake(
         "A call that must be refused is accepted.", "Check it, and raise the error that the requirement names."
     ),

@@ -30,12 +30,14 @@ from conformance.composed.training import (
     CHECKPOINTS,
     COMM_HOOKS,
     COMPRESSING,
+    CONTAINERS,
     IDLE,
     KINDS,
     MIXED,
     OPTIMIZERS,
     OUTPUTS,
     PRECISIONS,
+    SUBCLASS,
     WHEN,
     Action,
     Block,
@@ -122,6 +124,15 @@ def with_newer_options(scenario: Scenario) -> Scenario:
         training, needs = replace(training, finalizes="by_hand"), {*needs, "manual_finalization"}
     options = {**scenario.options, "lazy_bucket_allocation": True}
     return renamed(scenario.replace(options=options, arguments=training.to_json(), needs=tuple(sorted(needs))))
+
+
+def with_containers(scenario: Scenario, choose: Choose) -> Scenario:
+    """Return the composed `scenario` with a container around what forward gets and returns, or a weight of a class."""
+    training = Training.of(scenario)
+    kept, *rest = training.blocks
+    blocks = (replace(kept, kind=SUBCLASS), *rest) if kept.kind in ("linear", "transposed") else training.blocks
+    training = replace(training, blocks=blocks, output=choose(CONTAINERS))
+    return renamed(scenario.replace(arguments=training.to_json()))
 
 
 def _drawn(

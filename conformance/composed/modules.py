@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.composed.training import Block, Training
+from conformance.composed.training import SUBCLASS, Block, Training
 from conformance.errors import instance
 from conformance.models.integers import integers
 
@@ -47,6 +47,18 @@ class Named:
     note: str = "rows"
 
 
+@dataclass
+class Unset:
+    """Rows, and a field that nobody sets."""
+
+    rows: Tensor
+    later: Any = field(init=False)
+
+
+class Own(Tensor):
+    """A class of tensors that results of operators have, too."""
+
+
 class Composed(nn.Module):
     """Runs its blocks one after the other. With output `unused_tail` it has a layer `tail` that no loss uses.
 
@@ -68,8 +80,8 @@ class Composed(nn.Module):
             if not block.trainable:
                 module.requires_grad_(False)
 
-    def forward(self, rows: Tensor, *, where: Where) -> Any:
-        output = self._run(rows, where)
+    def forward(self, rows: Any, *, where: Where) -> Any:
+        output = self._run(rows_of(rows), where)
         where.returned(output)
         return output
 
@@ -106,6 +118,12 @@ class Composed(nn.Module):
                 return {"rows": hidden, "nested": [hidden * 2, None]}
             case "dataclass":
                 return Named(hidden)
+            case "unset":
+                return Unset(hidden)
+            case "itself":
+                output: list[Any] = [hidden]
+                output.append(output)
+                return output
             case "unused_tail":
                 return hidden, hidden if idle else self.tail(as_read_by(self.tail, hidden))
             case "parameter":
@@ -119,7 +137,7 @@ def _raise(_: Tensor) -> None:
 
 def rows_of(output: Any) -> Tensor:
     """Return the rows in an output, for the loss."""
-    if isinstance(output, Named):
+    if isinstance(output, Named | Unset):
         output = output.rows
     elif isinstance(output, dict):
         output = output["rows"] + output["nested"][0]
@@ -211,6 +229,18 @@ class Transposed(Affine):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH).t())
+
+
+class Subclass(Affine):
+    """A linear layer whose weight is of a class of its own; its rows are plain tensors again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH).as_subclass(Own))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows after weight and bias."""
+        return super().forward(hidden, where).as_subclass(Tensor)
 
 
 class Branch(nn.Module):
@@ -306,6 +336,7 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gain": Gain,
     "empty": Empty,
     "float16": Half,
+    SUBCLASS: Subclass,
 }
 
 

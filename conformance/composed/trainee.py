@@ -24,6 +24,7 @@ from conformance.composed.modules import (
     WIDTH,
     Composed,
     DeliberateError,
+    Unset,
     Where,
     rows_of,
     step_by_whole_numbers,
@@ -39,7 +40,7 @@ from conformance.composed.snapshots import (
     values_of,
 )
 from conformance.composed.surroundings import Surroundings
-from conformance.composed.training import Action, Training
+from conformance.composed.training import CONTAINERS, Action, Training
 from conformance.composed.transforms import TRANSFORMS
 from conformance.errors import instance
 from conformance.models.integers import integers
@@ -173,11 +174,12 @@ class Trainee:
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
         inputs = self._inputs("rows", where)
+        given = Unset(inputs) if self._training.output in CONTAINERS else inputs
         model = self.model  # may wrap the module again, outside of forward's context
 
         def forward() -> Any:
             with grad_mode() if grad_mode else contextlib.nullcontext():
-                return self._call_functional(inputs, where) if functional else model(inputs, where=where)
+                return self._call_functional(inputs, where) if functional else model(given, where=where)
 
         with self._phase("forward"), returned_by(self.module, wanted=self._keeps) as kept:
             output = self._around.forward(forward)

@@ -15,6 +15,8 @@ KINDS = (
     "linear", "branch", "shared", "counted", "sparse", "float64", "complex", "transposed", "gain", "empty",
     "float16",
 )  # fmt: skip
+#: A block whose weight is of a class of its own.
+SUBCLASS = "subclass"
 #: Which ranks run a block, and in which forwards.
 WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
 #: With one that tells most beside others: all ranks in the first forward, then rank 0 alone.
@@ -23,6 +25,8 @@ WHEN_BY_RANK = ("rank_0", "not_rank_0", "rank_0_later")
 CHECKPOINTS = ("", "non_reentrant", "reentrant")
 #: What forward returns.
 OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
+#: What forward may return besides, and gets its rows in an object with a field that nobody sets.
+CONTAINERS = ("unset", "itself")
 #: Whose forwards use no parameter at all: rank 0's at every other time, or one half of the ranks' in turn.
 IDLE = ("", "rank_0", "by_turns")
 #: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
@@ -93,7 +97,7 @@ NESTED = ("", "ignored", "frozen")
 _NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
 #: The values of a training's fields.
 _KNOWN: Mapping[str, tuple[str, ...]] = {
-    "output": OUTPUTS, "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
+    "output": (*OUTPUTS, *CONTAINERS), "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
     "optimizer": OPTIMIZERS, "nested": NESTED, "order": ORDERS, "finalizes": FINALIZES,
 }  # fmt: skip
 #: The ways of forward that a backward may follow.
@@ -115,7 +119,7 @@ class Block:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        _check("kind of block", self.kind, KINDS)
+        _check("kind of block", self.kind, (*KINDS, SUBCLASS))
         _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from conformance.models.batches import mixed_seed
 #: What losses are multiplied by: divisible twice by 1, 2, 3 and 4.
 UNIT = 144
 
+_Module = TypeVar("_Module", bound=nn.Module)
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -35,7 +36,7 @@ def integers(*shape: int, key: tuple[object, ...], largest: int = 4, dtype: torc
     return (size * sign).to(dtype)
 
 
-def with_integer_weights(module: nn.Module, *key: object) -> nn.Module:
+def with_integer_weights(module: _Module, *key: object) -> _Module:
     """Fill all floating or complex parameters of `module` with -2, -1, 1, 2, the same for the same `key`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():

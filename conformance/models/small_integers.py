@@ -6,6 +6,8 @@ gradients are then multiples of 12 whose sums over 4 ranks have at most 8 signif
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +16,10 @@ from conformance.models.integers import RankStep, integers
 #: What losses are multiplied by: divisible by 2, 3 and 4.
 UNIT = 12
 
+_Module = TypeVar("_Module", bound=nn.Module)
 
-def with_small_weights(module: nn.Module, *key: object, beside: float = 0.0) -> nn.Module:
+
+def with_small_weights(module: _Module, *key: object, beside: float = 0.0) -> _Module:
     """Fill all parameters of `module` with 1 and -1, plus `beside`; the same for the same `key`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():

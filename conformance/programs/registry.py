@@ -58,11 +58,10 @@ class Program:
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_ddp: bool = False
-    expectation: Expectation | None = field(default=None)
+    expectation: Expectation | None = None
 
     def expects(self, expectation: Expectation) -> Expectation:
         """Register the function that computes the required facts from the scenario alone."""
-        certain(self.expectation is None, f"program {self.name} has an expectation already")
         self.expectation = expectation
         return expectation
 

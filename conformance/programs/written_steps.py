@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from conformance.models.integers import RankStep
@@ -17,6 +20,15 @@ from conformance.truth.steps import StepFunction, gradients
 def rank_step(ctx: RankContext, index: int) -> RankStep:
     """Return this rank's part in step `index`, which enters phases of `ctx`."""
     return RankStep(ctx.rank, index, ctx.device, partial(ctx.phase, step=index))
+
+
+def step_on(*shape: int) -> StepFunction:
+    """Return a step of forward, loss and backward on this rank's inputs of `shape`."""
+
+    def step(model: Any, turn: RankStep) -> None:
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(*shape))))
+
+    return step
 
 
 def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunction, num_steps: int) -> dict[str, Any]:
@@ -51,6 +63,23 @@ def observe_run(
         return
     for name, value in run().items():
         ctx.observe(name, value, must=must.get(name, UNSTATED))
+
+
+@contextlib.contextmanager
+def observing_warnings(ctx: RankContext) -> Iterator[None]:
+    """Observe as fact `warnings` what the block warns of, which must be nothing.
+
+    Warnings that torch shows once per process are there each time.
+    """
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.set_warn_always(always)
+    ctx.observe("warnings", [str(each.message) for each in caught], must=[])
 
 
 def observe_or_refused(

@@ -18,8 +18,8 @@ ASKED_OF_ALL = frozenset(
         "reduce_scatter", "send_recv",
     }
 )  # fmt: skip
-#: Flags of upstream's `BackendConfig` -> capabilities to declare. CUDA graphs, timing and sequence numbers of Works are
-#: not judged here, and every backend must allow a dropped Work (WORK-13).
+#: Flags of upstream's `BackendConfig` -> capabilities to declare. None for what is asked of every backend (dropped
+#: Works, WORK-13; the status of Works, WORK-22), and for what is not judged here.
 FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "supports_bitwise_reductions": frozenset({"bitwise"}),

@@ -10,6 +10,7 @@ import ctypes
 import random
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,17 +164,20 @@ def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
         yield "strides", list(tensor.stride())
 
 
-def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(where: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     yield where, value
+    if any(value is each for each in within):
+        return
+    within = (*within, value)
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _parts(f"{where}[{key!r}]", item)
+            yield from _parts(f"{where}[{key!r}]", item, within)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _parts(f"{where}[{index}]", item)
+            yield from _parts(f"{where}[{index}]", item, within)
     elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _parts(f"{where}.{name}", getattr(value, name))
+        for name in filter(partial(hasattr, value), value.__dataclass_fields__):
+            yield from _parts(f"{where}.{name}", getattr(value, name), within)
 
 
 def _shown(state: bytes) -> str:

@@ -16,9 +16,6 @@ from torch._C import _distributed_c10d as c10d
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Place, uneven
 
-#: The factor of PREMUL_SUM: a power of two, so that it is exact, and no AVG.
-FACTOR = 4.0
-
 
 @dataclass(frozen=True, slots=True)
 class Issued:
@@ -28,11 +25,13 @@ class Issued:
     outputs: tuple[Tensor, ...]
 
 
-def reduce_op(name: str) -> Any:
-    """Return torch's value for the reduction called `name`."""
-    if name == "PREMUL_SUM":
-        return dist._make_nccl_premul_sum(FACTOR)  # type: ignore[attr-defined]
-    return getattr(dist.ReduceOp, name or "SUM")
+def reduce_op(cell: Cell, tensors: Sequence[Tensor]) -> Any:
+    """Return torch's value for the cell's reduction of `tensors`; a factor that is a tensor lies where they do."""
+    if cell.reduction == "PREMUL_SUM":
+        is_tensor = cell.factor.startswith("tensor")
+        factor = tensors[0].new_full((1,), cell.multiplier) if is_tensor else cell.multiplier
+        return dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+    return getattr(dist.ReduceOp, cell.reduction or "SUM")
 
 
 def named(owner: Any, *names: str) -> Callable[..., Any]:
@@ -66,7 +65,7 @@ def issue(
 
 
 def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-    op, root = reduce_op(cell.reduction), place.root
+    op, root = reduce_op(cell, [*inputs, *outputs]), place.root
     received, sent = _splits(cell, place)
     how: dict[str, Any] = {"group": group, "async_op": cell.lifetime != "sync"}
     gather_single = named(dist, "all_gather_single", "all_gather_into_tensor")
@@ -106,7 +105,7 @@ def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs:
 def _method(
     cell: Cell, owner: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor], timeout: timedelta | None
 ) -> Any:
-    op, root = reduce_op(cell.reduction), place.root
+    op, root = reduce_op(cell, [*inputs, *outputs]), place.root
     received, sent = _splits(cell, place)
 
     def options(kind: Callable[[], Any], **values: Any) -> Any:

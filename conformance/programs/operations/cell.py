@@ -12,6 +12,8 @@ from conformance.programs.operations.memory import OF_LISTS, WHOLE, WITH_OUTPUTS
 
 #: The reductions; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+#: By what; each factor is exact in sums of the data, and no AVG.
+FACTORS = ("4", "0.5", "-3", "tensor of -3")
 BITWISE = ("BAND", "BOR", "BXOR")
 #: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one;
 #: one-empty: of the tensors of a coalesced call one has no elements.
@@ -52,7 +54,8 @@ class Cell:
 
     `peer` late: a rank of the group calls late. With `strict`, a reduce must not change the tensors of other ranks than
     the root. A coalesced operation has `tensors` tensors. A neighbour alike is the operation `beside`, or the same one.
-    `kind`: see `kinds`. With `reuses` all rounds use the tensors of the first.
+    `kind`: see `kinds`. With `reuses` all rounds use the tensors of the first. `factor` is that of
+    PREMUL_SUM.
     """
 
     operation: str
@@ -76,6 +79,12 @@ class Cell:
     beside: str = ""
     kind: str = ""
     reuses: bool = False
+    factor: str = FACTORS[0]
+
+    @property
+    def multiplier(self) -> float:
+        """The factor of PREMUL_SUM, a number or a tensor of one element."""
+        return float(self.factor.rpartition(" ")[2])
 
     @property
     def what(self) -> Operation:
@@ -122,6 +131,8 @@ class Cell:
         if reduction in BITWISE and self.dtype in (*FLOATS, *FLOAT8, *COMPLEX):
             return False
         if reduction == "AVG" and self.dtype not in (*FLOATS, *COMPLEX):
+            return False
+        if self.factor != FACTORS[0] and reduction != "PREMUL_SUM":
             return False
         if reduction == "PREMUL_SUM" and self.dtype not in FLOATS:
             return False
@@ -175,6 +186,8 @@ class Cell:
         parts = [self.operation]
         if not self.what.holds:
             parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}", self._size()]
+        if self.factor != FACTORS[0]:
+            parts.append(f"factor {self.factor}")
         if self.form in ("plane", "deep"):
             parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
         if self.form == "stacked":
