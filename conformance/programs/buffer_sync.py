@@ -15,10 +15,7 @@ from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 from conformance.truth.replicas import broadcasts_buffers
@@ -112,9 +109,6 @@ def buffer_sync(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-buffer_sync.expects(truth_of)
-
-
 @program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def due_buffers(ctx: RankContext) -> None:
     """Run `_Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
@@ -174,9 +168,6 @@ def saved_buffer(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
 
 
-saved_buffer.expects(truth_of)
-
-
 @program("forwards_before_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def forwards_before_backward(ctx: RankContext) -> None:
     """Run argument `forwards` forwards of the scenario's model and one backward from the summed losses, in each step.
@@ -193,9 +184,6 @@ def forwards_before_backward(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/loss", loss)
         ctx.observe_gradients(f"step{index}", module)
         ctx.observe_buffers(f"step{index}", module)
-
-
-forwards_before_backward.expects(truth_of)
 
 
 @program("silent_forward", invariants=("same_collectives", "leaves_no_trace"))
@@ -246,6 +234,3 @@ def evaluation(ctx: RankContext) -> None:
         loss = ctx.fixture.loss(model, ctx.scenario, rank=0, step=9, micro=0, device=ctx.device)
     ctx.observe("output", loss)
     ctx.observe_buffers("final", module)
-
-
-evaluation.expects(truth_of)

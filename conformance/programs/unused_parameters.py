@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Raised, Unmeasured
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.gradient_traffic import elements_of, other_means
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients
@@ -99,9 +96,6 @@ def unused_parameters(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-unused_parameters.expects(truth_of)
-
-
 def _is_some_of(got: int, num_elements: int) -> bool:
     return 0 < got < num_elements
 
@@ -134,9 +128,6 @@ def forgotten_parameter(ctx: RankContext) -> None:
 def _loss_of_some(scenario: Scenario, model: nn.Module, turn: RankStep) -> Tensor:
     outputs = turn.forward(model, turn.inputs(4, 3), scenario.arguments["uses"].split())
     return turn.loss(torch.stack(outputs[:-1] if scenario.arguments.get("partial_loss") else outputs))
-
-
-forgotten_parameter.expects(truth_of)
 
 
 def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
