@@ -13,11 +13,8 @@ from conformance.errors import ScenarioError, certain
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective, Facts, Unmeasured
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies, at_least, at_most
 
@@ -194,9 +191,6 @@ def filled_buckets(sizes_bytes: Iterable[int], caps_bytes: Sequence[int]) -> lis
             buckets.append(filled)
             filled = 0
     return buckets + [filled] * (filled > 0)
-
-
-bucket_traffic.expects(truth_of)
 
 
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:

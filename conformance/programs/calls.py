@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import run_steps
+from conformance.programs import RankContext, program, run_steps
 
 WIDTH = 3
 
@@ -229,6 +226,3 @@ def calls(ctx: RankContext) -> None:
     for name, value in run_steps(ctx, module, ctx.wrap(module), step, num_steps).items():
         if name.partition("/")[2].startswith(JUDGED[ctx.arguments["judge"]]):
             ctx.observe(name, value)
-
-
-calls.expects(truth_of)

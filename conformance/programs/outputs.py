@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -188,7 +185,3 @@ def _run(ctx: RankContext, refusal: Raises | None = None) -> None:
     module = with_integer_weights(built, ctx.scenario.seed).to(ctx.device)
     step = partial(_step, ctx.scenario)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
-
-
-outputs.expects(truth_of)
-opaque_output.expects(truth_of)

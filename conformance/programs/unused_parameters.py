@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Raised, Unmeasured
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.gradient_traffic import elements_of, other_means
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients
@@ -93,9 +90,6 @@ def unused_parameters(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-unused_parameters.expects(truth_of)
-
-
 def _is_some_of(got: int, num_elements: int) -> bool:
     return 0 < got < num_elements
 
@@ -124,9 +118,6 @@ def forgotten_parameter(ctx: RankContext) -> None:
     forgotten = [(name, index) for index, (name, _) in enumerate(module.named_parameters()) if name.startswith("c.")]
     answer = error if error is not None or has_option else after
     ctx.observe("answer", answer, must=AnyOf(error_naming(forgotten), after))
-
-
-forgotten_parameter.expects(truth_of)
 
 
 def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
