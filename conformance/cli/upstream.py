@@ -64,6 +64,7 @@ def command(
     """
     say("Looking for torch's tests ...", err=True)  # at once: torch is imported next
 
+    from conformance.run.environment import capture_environment
     from conformance.subjects.subject import KNOWN
     from conformance.upstream.comparison import compare
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
@@ -93,7 +94,7 @@ def command(
 
     comparison = compare(subject.name, native, tested, exclusions)
     if report is not None:
-        write_comparison(report, comparison)
+        write_comparison(report, comparison, capture_environment())
     print_comparison(console, comparison)
     click.get_current_context().exit(0 if comparison.conforms else EXIT_FAILED)
 

@@ -95,6 +95,11 @@ NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
 _NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
+#: The values of a training's fields.
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "output": (*OUTPUTS, *CONTAINERS), "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
+    "optimizer": OPTIMIZERS, "nested": NESTED, "order": ORDERS, "finalizes": FINALIZES,
+}  # fmt: skip
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -114,7 +119,6 @@ class Block:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a block that nobody can build."""
         _check("kind of block", self.kind, (*KINDS, SUBCLASS))
         _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
@@ -129,7 +133,6 @@ class Action:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an action that nobody can do."""
         known = {**ACTIONS, **HANDLING}
         _check("action", self.kind, tuple(known))
         _check(f"way of {self.kind}", self.how, known[self.kind])
@@ -137,7 +140,6 @@ class Action:
             raise ScenarioError(f"block must be >= 0, got {self.block}")
 
     def __str__(self) -> str:
-        """Return e.g. `freeze:rank_0`."""
         return f"{self.kind}:{self.how}"
 
 
@@ -153,7 +155,6 @@ class Exchange:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an exchange that nobody can run."""
         _check("place", self.place, EXCHANGES)
         if self.size < 1 or self.block < 0:
             raise ScenarioError(f"size must be >= 1 and block >= 0, got {self.size} and {self.block}")
@@ -216,16 +217,8 @@ class Training:
     finalizes: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a training that nobody can run."""
-        _check("output", self.output, (*OUTPUTS, *CONTAINERS))
-        _check("idle", self.idle, IDLE)
-        _check("comm hook", self.comm_hook, COMM_HOOKS)
-        _check("around", self.around, AROUND)
-        _check("precision", self.precision, PRECISIONS)
-        _check("optimizer", self.optimizer, OPTIMIZERS)
-        _check("nested", self.nested, NESTED)
-        _check("order", self.order, ORDERS)
-        _check("finalizes", self.finalizes, FINALIZES)
+        for name, known in _KNOWN.items():
+            _check(name.replace("_", " "), getattr(self, name), known)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 

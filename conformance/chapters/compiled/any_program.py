@@ -1,15 +1,13 @@
 """Program `compiled`: runs any other program, and compiles every module that it wraps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, CompileOrder, compiling, graphs
 from conformance.errors import present
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import get_program, program
+from conformance.programs import RankContext, program
+from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 

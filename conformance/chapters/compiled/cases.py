@@ -1,7 +1,5 @@
 """Program `compiled_case`: compiled modules whose graphs are more than a sequence of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, compiling, graphs
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
 
@@ -40,7 +36,6 @@ class Weighty(nn.Module):
         self.ballast = nn.Parameter(torch.ones(2**18))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of the inputs' width."""
         output: Tensor = self.layer(inputs) + self.ballast[:_WIDTH]
         return output
 
@@ -58,7 +53,6 @@ class Three(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Any:
-        """Return what the case returns."""
         return CASES[self.case](self, inputs)
 
 

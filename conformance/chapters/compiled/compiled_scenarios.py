@@ -1,7 +1,5 @@
 """How the chapters on compiled modules make their scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,14 +60,7 @@ class CompiledScenarios:
         yield from self._grid(requirement, slug, program, worlds, deadline, *axes, way, arguments=asked, **shown)
 
     def compiled(
-        self,
-        requirement: str,
-        slug: str,
-        program: str,
-        worlds: Worlds = 2,
-        *,
-        trained: Variant = PLAIN,
-        **rest: Any,
+        self, requirement: str, slug: str, program: str, worlds: Worlds = 2, *, trained: Variant = PLAIN, **rest: Any
     ) -> Iterator[Scenario]:
         """Yield scenarios that run another program compiled; `trained` is that program's model, schedule, ...
 
@@ -99,7 +90,7 @@ class CompiledScenarios:
         yield from self.compiled(requirement, f"{len(phases)}-phases", "membership", worlds, **given)
 
     def backwards(self, requirement: str) -> Iterator[Scenario]:
-        """Yield all ways to run a backward, all hooks, and what stands in `.grad`, for what is compiled in any way."""
+        """Yield all ways to run a backward, all hooks, and what `.grad` holds, for what is compiled in any way."""
         once, nobody = arguments(backward="once"), arguments(hook="nobody")
         empty, own = each("state", ["none", "own"])
         run, states, hooks = (

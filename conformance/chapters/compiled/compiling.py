@@ -18,8 +18,8 @@ from torch import nn
 
 from conformance.errors import ScenarioError
 from conformance.observation import Facts
+from conformance.programs import observing_warnings
 from conformance.programs.rank_context import RankContext
-from conformance.programs.written_steps import observing_warnings
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -83,7 +83,6 @@ class GraphWatch:
     """What the compiler received: the graphs that Dynamo captured, and those for which it generated code."""
 
     def __init__(self) -> None:
-        """Start with no graphs."""
         self.captured: list[torch.fx.GraphModule] = []
         self.generated: list[torch.fx.GraphModule] = []
 
@@ -130,14 +129,13 @@ class OwnSequence(nn.Sequential):
     """A sequence of layers in a class of ours: Dynamo does not start a capture in frames of torch's own classes."""
 
     def forward(self, hidden: Any) -> Any:
-        """Run the layers one after the other."""
         for layer in self:
             hidden = layer(hidden)
         return hidden
 
 
 class _CompiledFunction:
-    """A compiled function that calls a wrapped module; whatever else is asked for, the wrapped module answers."""
+    """A compiled function that calls a wrapped module; the wrapped module answers for every other attribute."""
 
     def __init__(self, model: nn.Module, compile_: Callable[..., Any]) -> None:
         self.model = model
@@ -154,7 +152,6 @@ class CompilingContext(RankContext):
     """A `RankContext` that compiles every module it wraps, as an order says; facts and phases are those of `ctx`."""
 
     def __init__(self, ctx: RankContext, order: CompileOrder, watch: GraphWatch) -> None:
-        """Wrap `ctx`."""
         self.__dict__.update(ctx.__dict__)
         self.uncompiled = ctx
         self._order = order
@@ -182,7 +179,6 @@ class CompilingContext(RankContext):
         return self.compile(wrapped) if way == "wrapper" else wrapped
 
     def compile(self, call: Any) -> Any:
-        """Return `call` compiled as the order says."""
         return torch.compile(call, **self.keywords())
 
     @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Scenarios of chapter construction: the constructor, and the wrapper that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.construction.circumstances import CIRCUMSTANCES
@@ -56,10 +54,7 @@ _LOCAL = {
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
-_IGNORED = {
-    "root": ("weight", "table", "count"),
-    "child": ("child.weight", "child.bias", "state.mask", "state.hidden"),
-}
+_IGNORED = {"root": ("weight", "table", "count"), "child": ("child.weight", "child.bias", "state.mask", "state.hidden")}
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -70,8 +65,13 @@ def scenarios() -> Iterator[Scenario]:
     yield from _errors()
     yield from _surface()
     yield from _calls()
-    yield from _users_errors()
-    yield from _circumstances()
+    training = arguments("training", mode="training")
+    modes = each("mode", [mode for mode in MODES if mode != "training"])
+    raised = (training.at(1, 2, 3), *modes, training | VIEW, training | _FIND, training | STATIC)
+    for place in PLACES:
+        yield from _grid("CONS-34", f"users-errors-{place}", "users_errors", 2, arguments(place=place), raised)
+    ways = (PLAIN.at(1, 2, 3), _FIND, STATIC, VIEW)
+    yield from _grid("CONS-35", "", "circumstances", 2, each("circumstance", CIRCUMSTANCES), ways)
 
 
 def _state() -> Iterator[Scenario]:
@@ -154,16 +154,3 @@ def _calls() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
         yield from _grid("CONS-27", "two-groups", "subgroups", world_size, (PLAIN, _FIND))
     yield from _grid("CONS-40", "group-destroyed", "destroyed_group", (2, 3), (PLAIN, _FIND))
-
-
-def _users_errors() -> Iterator[Scenario]:
-    training = arguments("training", mode="training")
-    modes = each("mode", [mode for mode in MODES if mode != "training"])
-    raised = (training.at(1, 2, 3), *modes, training | VIEW, training | _FIND, training | STATIC)
-    for place in PLACES:
-        yield from _grid("CONS-34", f"users-errors-{place}", "users_errors", 2, arguments(place=place), raised)
-
-
-def _circumstances() -> Iterator[Scenario]:
-    ways = (PLAIN.at(1, 2, 3), _FIND, STATIC, VIEW)
-    yield from _grid("CONS-35", "", "circumstances", 2, each("circumstance", CIRCUMSTANCES), ways)

@@ -1,7 +1,5 @@
 """Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -17,16 +15,14 @@ from conformance.errors import instance, present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bare_group import bare_group
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
-#: The step in which the last rank fails, counted from 0. Where branches differ, no step comes to its end.
+#: The step in which the last rank fails, counted from 0. Where branches differ, no step ends.
 FAILING_STEP = 2
-#: Longer than a busy machine keeps a rank waiting, which would raise in a step that everybody comes to.
+#: Longer than a busy machine keeps a rank waiting, which would raise in a step that every rank runs.
 _TIMEOUT = timedelta(seconds=4)
 
 
@@ -43,7 +39,6 @@ class Branching(nn.Module):
         self.place = ""
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2, having used the layers that `uses` names."""
         if self.place == "forward":
             raise ArithmeticError("the batch makes no sense")
         hidden = self.last(sum(self.get_submodule(name)(inputs) for name in uses.split()))
@@ -60,7 +55,7 @@ def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
     try:
         yield bare_group(ctx, group) if ctx.arguments.get("no_store") else group
     finally:
-        dist.barrier(group=ctx.process_group)  # nobody leaves before all have failed
+        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
         dist.destroy_process_group(group)
 
 
@@ -104,7 +99,7 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
     if module.place == "pending_hook":
         return Future()
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 #: What may follow a backward, by name: a block, which gets the wrapper, around the next call of the wrapper.
@@ -120,7 +115,7 @@ WAYS_ON = (*_WAYS_ON, "evaluation", "end_of_join", "buffers")
 
 @program("ways_on", invariants=("leaves_no_trace",))
 def ways_on(ctx: RankContext) -> None:
-    """Leave a layer out on the last rank alone, and go on there as argument `way` says, while the others wait for it.
+    """Leave a layer out on the last rank alone, and continue there as argument `way` says, while the others wait.
 
     Ways: a forward as it is (`synchronised`), under `no_sync`, under `no_grad`, in inference mode (`inference`), of an
     `evaluation` in eval mode, inside a `join`; the end of a join in which the layer was left out (`end_of_join`);
@@ -201,9 +196,9 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     place, last = scenario.arguments["place"], scenario.world_size - 1
     others = range(last)
     if place == "branches":
-        told = ("left.weight", "left.bias", "right.weight", "right.bias")
-        facts = {rank: {"raised": Raises(("RuntimeError",), (*told, f"rank {last}"))} for rank in others}
-        return {**facts, last: {"raised": Raises(("RuntimeError",), (*told, "rank 0"))}}
+        named = ("left.weight", "left.bias", "right.weight", "right.bias")
+        facts = {rank: {"raised": Raises(("RuntimeError",), (*named, f"rank {last}"))} for rank in others}
+        return {**facts, last: {"raised": Raises(("RuntimeError",), (*named, "rank 0"))}}
     step = f"step {FAILING_STEP}"
     if place == "pending_hook":
         pending = Raises(("RuntimeError",), (step, _summing.__name__, "last."))

@@ -1,7 +1,5 @@
 """Scenarios of chapter fusion: one reduction for many gradients, but never for gradients that must stay separate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +19,13 @@ _TWO_DTYPES = ["float32", "float64"]
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _counted()
-    yield from _pairs()
+    for fusion in _FUSIONS:
+        for groups, world_size in (((2, 2), 2), ((2, 1), 2), ((4, 2), 4)):
+            for dtypes in (_TWO_DTYPES, ["float32", "float32"]):
+                if (world_size == 4 or fusion == "coalesced") and dtypes != _TWO_DTYPES:
+                    continue
+                yield from _pair(groups, dtypes, world_size, {"fusion": fusion}, fusion)
+    yield from _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "split")
     yield from _compressed()
     yield from _captured()
 
@@ -49,16 +53,6 @@ def _counted() -> Iterator[Scenario]:
             ways = (way, way | arguments("crossed", order=[2, 5, 0, 3, 1, 4]))
             also = (requirement, "FUSE-05")
             yield from _count("FUSE-04", "", fusion, also=also, way=ways, sizes=[4, 5, 6, 7, 8, 9])
-
-
-def _pairs() -> Iterator[Scenario]:
-    for fusion in _FUSIONS:
-        for groups, world_size in (((2, 2), 2), ((2, 1), 2), ((4, 2), 4)):
-            for dtypes in (_TWO_DTYPES, ["float32", "float32"]):
-                if (world_size == 4 or fusion == "coalesced") and dtypes != _TWO_DTYPES:
-                    continue
-                yield from _pair(groups, dtypes, world_size, {"fusion": fusion}, fusion)
-    yield from _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "split")
 
 
 def _pair(

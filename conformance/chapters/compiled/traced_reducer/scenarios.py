@@ -1,7 +1,5 @@
 """Scenarios of chapter traced_reducer: the compiled backward averages gradients itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.compiled.compiled_scenarios import ONE_MIB, CompiledScenarios
