@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -218,7 +219,7 @@ def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]
 
 @contextlib.contextmanager
 def _fresh_compiler() -> Iterator[None]:
-    environment = dict(os.environ)
+    environment, limit = dict(os.environ), sys.getrecursionlimit()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     try:
@@ -228,6 +229,7 @@ def _fresh_compiler() -> Iterator[None]:
         torch._dynamo.reset()
         os.environ.clear()  # Inductor writes the folder of its cache there
         os.environ.update(environment)
+        sys.setrecursionlimit(limit)  # which Inductor raises
 
 
 @contextlib.contextmanager
