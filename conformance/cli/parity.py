@@ -100,6 +100,8 @@ def _print(report: Report, ranks: int) -> None:
 
 def _resolve(name: str) -> object:
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):  # as a shell completes it
+        module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
     try:
         found = importlib.import_module(module)
         if attribute and not hasattr(found, attribute) and importlib.util.find_spec(f"{module}.{attribute}"):
