@@ -7,6 +7,7 @@ import datetime
 import gc
 import tempfile
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from conformance.errors import ReportError
 from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
+    from conformance.mutants.definition import Verdict
     from conformance.mutants.detector import Detection, Found
     from conformance.spec.catalogue import Catalogue
     from conformance.spec.quick import Kills
@@ -38,7 +40,9 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
 @click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill: what runs begin with.")
 @click.option("--definition", is_flag=True, help="Mutants of the definition of a DDP, which a machine makes.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Of those only N, evenly over its functions.")
+@click.option("--generated", is_flag=True, help="Mutants of a DDP, which a machine makes, run by ranks.")
+@click.option("--of", default="ddp_impl", show_default=True, metavar="DDP", help="Which DDP: as for `run --ddp`.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Of those only N, evenly over functions.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which N.")
 @click.option("--swaps", is_flag=True, help="Instead: which requirements speak of what is alike in their scenarios.")
 @click.option("--resume", is_flag=True, help="Go on with what --keep has in its folder of an earlier call.")
@@ -55,6 +59,8 @@ def command(
     keep: Path | None,
     read: Path | None,
     definition: bool,
+    generated: bool,
+    of: str,
     sample: int | None,
     seed: int,
     swaps: bool,
@@ -62,7 +68,7 @@ def command(
 ) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
 
-    NAMES are mutants; all, if none is given. With --definition, parts of the names of its functions.
+    NAMES are mutants; all, if none is given. With --definition and --generated, parts of the names of functions.
 
     \b
     ddp-conformance mutants                        each against the requirements that it is known to break
@@ -77,10 +83,11 @@ def command(
     ddp-conformance mutants --definition --sample 200 --seed 1 --keep made
     ddp-conformance mutants --definition no_sync --profile core
     ddp-conformance mutants --definition --swaps --profile quick
+    ddp-conformance mutants --generated --of my_pkg:MyDDP --sample 200 --seed 1 --keep made
 
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
-    --definition, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
+    --definition or --generated, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
     """
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
@@ -94,8 +101,12 @@ def command(
     if read is not None:
         _print_readings(read, names)
         return
-    if definition:
-        _judge_definition(names, profile or "full", chapter, sample, seed, swaps, keep, resume)
+    if definition or generated:
+        with _folder(keep, resume) as folder:
+            if generated:
+                _judge_generated(names, of, profile or "full", sample, seed, folder, jobs)
+            else:
+                _judge_definition(names, profile or "full", chapter, sample, seed, swaps, folder)
         return
     catalogue = load_catalogue()
     if out is not None and (names or profile or chapter):
@@ -144,29 +155,11 @@ def command(
         click.get_current_context().exit(EXIT_FAILED)
 
 
-def _judge_definition(
-    names: tuple[str, ...],
-    profile: str,
-    chapter: str,
-    sample: int | None,
-    seed: int,
-    swaps: bool,
-    keep: Path | None,
-    resume: bool,
-) -> None:
-    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
-    from conformance.mutants.definition import Judge, ask_all, headline, judge_all, sampled
-    from conformance.mutants.swaps import SWAPS, unnoticed
-    from conformance.spec.catalogue import load_catalogue
+@contextlib.contextmanager
+def _folder(keep: Path | None, resume: bool) -> Iterator[Path]:
+    """Provide the folder for what is found out: a new one, or that of an earlier call of this suite."""
     from conformance.spec.kept_scenarios import fingerprint
-    from conformance.spec.profile import in_profile
-    from conformance.suite import load_scenarios
 
-    catalogue = load_catalogue()
-    in_level = in_profile(profile, load_scenarios(), catalogue)
-    scenarios = {one.id: one for one in in_level if chapter in ("", one.chapter)}
-    if not scenarios:
-        raise ReportError(f"profile {profile} has no scenario of chapter {chapter}")
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,20 +169,80 @@ def _judge_definition(
         if resume and not (made_of.exists() and made_of.read_text(encoding="utf-8") == fingerprint()):
             raise ReportError(f"{folder} is of another suite, or of none; begin in an empty folder")
         made_of.write_text(fingerprint(), encoding="utf-8")
-        mistakes = sampled(names, sample, seed)
-        asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
-        if swaps:
-            for swap in SWAPS:
-                ids = list(unnoticed(swap, catalogue, asked, scenarios))
-                say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
-            return
-        gc.freeze()  # each mistake is judged in a fork, which would walk, and copy, all of torch
-        stack.callback(gc.unfreeze)
-        verdicts = []
-        for one in judge_all(mistakes, Judge(asked, scenarios), folder):
-            verdicts.append(one)
-            say(f"{len(verdicts):>5}  {one}", err=not one.is_open)
-    say(f"{headline(verdicts)}.")
+        yield folder
+
+
+def _judge_generated(
+    names: tuple[str, ...], of: str, profile: str, sample: int | None, seed: int, folder: Path, jobs: int
+) -> None:
+    """Judge mutants of the DDP called `of`, by profile quick and then by more of `profile`."""
+    from conformance.backends.gloo import GLOO
+    from conformance.mutants.definition import sampled
+    from conformance.mutants.generated import Campaign, modules_of
+    from conformance.run.lanes import num_lanes
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.cheapest import one_per_requirement
+    from conformance.spec.profile import in_profile
+    from conformance.spec.quick import QUICK
+    from conformance.subjects.subject import get_subject
+    from conformance.suite import load_scenarios
+
+    catalogue, subject = load_catalogue(), get_subject(of)
+    mistakes = sampled(names, sample, seed, modules_of(subject))
+    further = in_profile(profile, load_scenarios(), catalogue)
+    level = {one.id for one in further}
+    quick = [one for one in in_profile(QUICK, load_scenarios(), catalogue) if one.id in level]
+    first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
+    with Campaign(subject, folder, tuple(first.values()), further) as campaign:
+        campaign.trace(lambda text: say(text, err=True))
+        with _printing_verdicts(subject.name) as take:
+            campaign.judge_all(mistakes, jobs or num_lanes(GLOO, processors_each=2), take)
+
+
+def _judge_definition(
+    names: tuple[str, ...], profile: str, chapter: str, sample: int | None, seed: int, swaps: bool, folder: Path
+) -> None:
+    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
+    from conformance.mutants.definition import Judge, ask_all, judge_all, sampled
+    from conformance.mutants.swaps import SWAPS, unnoticed
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.profile import in_profile
+    from conformance.suite import load_scenarios
+
+    catalogue = load_catalogue()
+    in_level = in_profile(profile, load_scenarios(), catalogue)
+    scenarios = {one.id: one for one in in_level if chapter in ("", one.chapter)}
+    if not scenarios:
+        raise ReportError(f"profile {profile} has no scenario of chapter {chapter}")
+    mistakes = sampled(names, sample, seed)
+    asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
+    if swaps:
+        for swap in SWAPS:
+            ids = list(unnoticed(swap, catalogue, asked, scenarios))
+            say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
+        return
+    gc.freeze()  # each mistake is judged in a fork, which would walk, and copy, all of torch
+    try:
+        with _printing_verdicts("the definition") as take:
+            for one in judge_all(mistakes, Judge(asked, scenarios).judge, folder):
+                take(one)
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _printing_verdicts(of: str) -> Iterator[Callable[[Verdict], None]]:
+    """Provide what prints a verdict, on standard output if it is open; print figures in the end, and exit with 1."""
+    from conformance.mutants.definition import headline
+
+    verdicts: list[Verdict] = []
+
+    def take(one: Verdict) -> None:
+        verdicts.append(one)
+        say(f"{len(verdicts):>5}  {one}", err=not one.is_open)
+
+    yield take
+    say(f"{headline(of, verdicts)}.")
     if any(one.is_open for one in verdicts):
         click.get_current_context().exit(EXIT_FAILED)
 

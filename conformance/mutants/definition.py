@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -54,11 +55,20 @@ class Verdict(msgspec.Struct, frozen=True):
         return f"{self.mistake}: {self.equivalent if self.equivalent and not self.killed_by else fate}"
 
 
-def equivalents(file: Path = _EQUIVALENT) -> dict[tuple[str, str, str], str]:
-    """Return why mistakes change nothing, by function and change; raises `ReportError` where one cannot be made."""
-    listed = tomllib.loads(file.read_text(encoding="utf-8"))["equivalent"]
+def equivalents(
+    of: str = "definition", modules: Sequence[ModuleType] = DEFINITION, file: Path = _EQUIVALENT
+) -> dict[tuple[str, str, str], str]:
+    """Return why mistakes in `modules` change nothing, by function and change.
+
+    Raises `ReportError` where one that is listed for `of`, a DDP's target or the definition, cannot be made.
+    """
+    listed = [
+        one
+        for one in tomllib.loads(file.read_text(encoding="utf-8"))["equivalent"]
+        if one.get("of", "definition") == of
+    ]
     why = {(one["function"], one["before"], after): one["why"] for one in listed for after in one["after"]}
-    every = {(one.function, one.before, one.after) for module in DEFINITION for one in mistakes_in(module)}
+    every = {(one.function, one.before, one.after) for module in modules for one in mistakes_in(module)}
     if unknown := why.keys() - every:
         raise ReportError(f"{file.name} explains what cannot be made: {sorted(unknown)}")
     return why
@@ -104,25 +114,28 @@ class Judge:
         return self._is_firm[one.id]
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
-    """One sentence with the figures."""
+def headline(of: str, verdicts: Sequence[Verdict]) -> str:
+    """One sentence with the figures of mutants of something."""
     cpu_s = sorted(one.cpu_s for one in verdicts if one.killed_by)
     equivalent = sum(bool(one.equivalent and not one.killed_by) for one in verdicts)
     return (
-        f"{len(verdicts)} mutants of the definition, {len(cpu_s)} killed, {equivalent} equivalent, "
+        f"{len(verdicts)} mutants of {of}, {len(cpu_s)} killed, {equivalent} equivalent, "
         f"{len(verdicts) - len(cpu_s) - equivalent} survive; a kill takes "
         f"{cpu_s[len(cpu_s) // 2] if cpu_s else 0.0:.2f} s of CPU (median)"
     )
 
 
-def sampled(names: Sequence[str], size: int | None, seed: int) -> list[Mistake]:
+def sampled(
+    names: Sequence[str], size: int | None, seed: int, modules: Sequence[ModuleType] = DEFINITION
+) -> list[Mistake]:
     """Return so many mistakes (None: all), evenly over functions; those whose name holds one of `names`, if any."""
     of_function: dict[str, list[Mistake]] = defaultdict(list)
-    for mistake in itertools.chain.from_iterable(map(mistakes_in, DEFINITION)):
+    for mistake in itertools.chain.from_iterable(map(mistakes_in, modules)):
         of_function[f"{mistake.module} {mistake.function}"].append(mistake)
     chosen = [made for name, made in of_function.items() if not names or any(each in name for each in names)]
     if not chosen:
-        raise ReportError(f"the definition has no function {' or '.join(names)}; it has {', '.join(of_function)}")
+        raise ReportError(f"there is no function {' or '.join(names)}; there are {', '.join(of_function)}")
+    random.Random(seed).shuffle(chosen)
     for made in chosen:
         random.Random(seed).shuffle(made)
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*chosen))
@@ -132,11 +145,11 @@ def sampled(names: Sequence[str], size: int | None, seed: int) -> list[Mistake]:
 def ask_all(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str], None]) -> list[Asked]:
     """Return what the scenarios ask, the cheapest of each requirement first; `folder` keeps it, and had some of it."""
     first = {one.id for one in one_per_requirement(scenarios.values())}
-    asked = [one for one in _read(folder / "asked.jsonl", Asked) if one.id in scenarios]
+    asked = [one for one in read(folder / "asked.jsonl", Asked) if one.id in scenarios]
     done = {one.id for one in asked}
     waiting = sorted((id_ for id_ in scenarios if id_ not in done), key=lambda id_: id_ not in first)
     for one in all_asked([scenarios[id_] for id_ in waiting]):
-        asked.append(_kept(folder / "asked.jsonl", one))
+        asked.append(append(folder / "asked.jsonl", one))
         if len(asked) % 100 == 0:
             say(f"{len(asked):>5}/{len(scenarios)}  scenarios asked")
     asked.sort(key=lambda one: (one.id not in first, one.cpu_s))
@@ -146,18 +159,20 @@ def ask_all(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str]
     return asked
 
 
-def judge_all(mistakes: Sequence[Mistake], judge: Judge, folder: Path) -> Iterator[Verdict]:
+def judge_all(mistakes: Sequence[Mistake], judge: Callable[[Mistake], Verdict], folder: Path) -> Iterator[Verdict]:
     """Yield what becomes of each mistake; `folder` keeps it, and nothing that it has is done again."""
-    before = {one.mistake: one for one in _read(folder / "verdicts.jsonl", Verdict)}
+    before = {one.mistake: one for one in read(folder / "verdicts.jsonl", Verdict)}
     for mistake in mistakes:
-        yield before.get(mistake) or _kept(folder / "verdicts.jsonl", judge.judge(mistake))
+        yield before.get(mistake) or append(folder / "verdicts.jsonl", judge(mistake))
 
 
-def _read(file: Path, kind: type[Any]) -> list[Any]:
+def read(file: Path, kind: type[Any]) -> list[Any]:
+    """Return the values of this kind that a file has, one a line; none if it is not there."""
     return [msgspec.json.decode(line, type=kind) for line in file.read_bytes().splitlines()] if file.exists() else []
 
 
-def _kept(file: Path, value: Any) -> Any:
+def append(file: Path, value: Any) -> Any:
+    """Append a value to a file of `read`, and return it."""
     with file.open("ab") as out:
         out.write(msgspec.json.encode(value) + b"\n")
     return value

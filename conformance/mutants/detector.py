@@ -35,7 +35,7 @@ from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: What tells a mutant. A harness error does not: it is our own fault.
-_CAUGHT = frozenset({Verdict.FAIL, Verdict.HANG, Verdict.CRASH})
+CAUGHT = frozenset({Verdict.FAIL, Verdict.HANG, Verdict.CRASH})
 #: Over how many backends there are ranks at once; most mutants of a backend are one each.
 _MOST_BACKENDS = 3
 #: What every mutant must pass like its base, so that it is broken in one way only.
@@ -102,7 +102,7 @@ class Tried:
         """The findings for which it counts as caught; none where the harness itself failed."""
         if Verdict.HARNESS_ERROR is self.result.verdict:
             return ()
-        return tuple(finding for finding in self.result.findings if finding.verdict in _CAUGHT)
+        return tuple(finding for finding in self.result.findings if finding.verdict in CAUGHT)
 
 
 class Detector:

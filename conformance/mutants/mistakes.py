@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,19 +49,24 @@ class Mistake:
 
     def make(self) -> None:
         """Let the functions of the module do what the wrong ones would, wherever they were imported."""
-        module = sys.modules[self.module]
-        tree = ast.parse(inspect.getsource(module))
-        spot, _, node = list(_all_changes(tree))[self.number]
-        for made in ast.walk(node):
-            ast.copy_location(made, spot.node)
-        held = getattr(spot.owner, spot.field)
-        new = node if spot.position is None else [*held[: spot.position], node, *held[spot.position + 1 :]]
-        setattr(spot.owner, spot.field, new)
-        wrong: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
-        exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True), wrong)
-        right = functions_in(vars(module), self.module)
-        for name, function in functions_in(wrong, self.module).items():
-            right[name].__code__ = function.__code__
+        make(sys.modules[self.module], self.number)
+
+
+def make(module: ModuleType, number: int) -> None:
+    """Make the mistake of that number in a module that has been imported."""
+    tree = ast.parse(inspect.getsource(module))
+    spot, _, node = next(itertools.islice(_all_changes(tree), number, None))
+    for made in ast.walk(node):
+        ast.copy_location(made, spot.node)
+    held = getattr(spot.owner, spot.field)
+    new = node if spot.position is None else [*held[: spot.position], node, *held[spot.position + 1 :]]
+    setattr(spot.owner, spot.field, new)
+    wrong: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
+    exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True), wrong)
+    right = functions_in(vars(module), module.__name__)
+    for name, function in functions_in(wrong, module.__name__).items():
+        right[name].__code__ = function.__code__
+        if isinstance(spot.statement, ast.FunctionDef):  # else defaults are right, but of classes that were made anew
             right[name].__defaults__, right[name].__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
 

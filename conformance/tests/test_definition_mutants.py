@@ -67,9 +67,9 @@ def test_who_does_not_ask_the_same_twice_kills_nobody(scenarios: Mapping[str, Sc
 
 
 def test_what_is_known_is_not_done_again(scenarios: Mapping[str, Scenario], asked: list[Asked], tmp_path: Path) -> None:
-    first = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios), tmp_path))
+    first = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios).judge, tmp_path))
     (tmp_path / "verdicts.jsonl").write_text((tmp_path / "verdicts.jsonl").read_text().replace(IDS[1], "somebody"))
-    again = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios), tmp_path))
+    again = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios).judge, tmp_path))
     assert (first[0].killed_by, again[0].killed_by) == (IDS[1], "somebody")
 
 
@@ -87,7 +87,7 @@ def test_what_is_called_equivalent_can_be_made(tmp_path: Path) -> None:
     listed = tmp_path / "equivalent.toml"
     listed.write_text('[[equivalent]]\nfunction = "mean_of"\nbefore = "1"\nafter = ["2"]\nwhy = "it is"\n')
     with pytest.raises(ReportError, match="cannot be made"):
-        equivalents(listed)
+        equivalents(file=listed)
 
 
 def test_a_swap_is_unnoticed_where_things_are_alike(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:

@@ -1,7 +1,5 @@
 """Program `state_at_scale`: many and large parameters and buffers of all dtypes, copied from rank 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.scale.trainings import clause, first_difference, note, shortened
-from conformance.chapters.scale.values import arbitrary
+from conformance.chapters.scale.values import arbitrary, bits, with_nan
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 #: Of buffers, in turns; of parameters the first four.
@@ -47,12 +43,14 @@ class State(nn.Module):
         dtypes = self.arguments.get("dtypes", DTYPES if kind == "buffer" else DTYPES[:4])
         lengths = [length for number, length in self.arguments.get(f"{kind}s", ()) for _ in range(number)]
         for index, length in enumerate(lengths):
-            yield f"{kind}{index}", arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
+            value = arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
+            yield f"{kind}{index}", with_nan(value, 1 + rank)
 
     def compare(self, kind: str, moment: object) -> None:
-        """Note what is not as rank 0 wrote it at `moment`."""
         for name, value in self.values(kind, 0, moment):
-            if found := first_difference(value, getattr(self, name)):
+            got = getattr(self, name)
+            if found := first_difference(bits(value), bits(got)):
+                found = first_difference(value, got) or found
                 instead = partial(self._instead, name, value, moment)
                 note(self.wrong, f"{name} in forward {self.num_forwards} {found}", instead)
 
@@ -62,7 +60,6 @@ class State(nn.Module):
         return clause(kind, expected, getattr(self, name), self.rank, own)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return 3 elements."""
         self.compare("buffer", self.num_forwards - 1 if self.num_forwards else "start")
         for name, value in self.values("buffer", self.rank, self.num_forwards):
             getattr(self, name).copy_(value)

@@ -1,7 +1,5 @@
 """Values by the million: a pure function of a key, cheap at any length, with every bit of a dtype in use."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -20,7 +18,7 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def whole(length: int, *key: object) -> Tensor:
-    """Return float32 multiples of 12 without 0: sums and means over up to 4 ranks are exact in whatever order."""
+    """Return float32 multiples of 12 without 0: sums and means over up to 4 ranks are exact in any order."""
     return _repeated(UNIT * integers(min(length, PERIOD), key=("whole", *key), largest=1000), length)
 
 
@@ -32,6 +30,20 @@ def arbitrary(length: int, dtype: torch.dtype, *key: object) -> Tensor:
     """
     generator = torch.Generator().manual_seed(mixed_seed("arbitrary", str(dtype), *key))
     return _repeated(_random_bits(min(length, PERIOD), dtype, generator), length)
+
+
+def with_nan(values: Tensor, payload: int) -> Tensor:
+    """Return floating `values` with a signaling not-a-number in the first place: what only a copy of bits keeps."""
+    if len(values) and bits(values) is not values:
+        values[0] = torch.inf
+        bits(values)[0] += payload
+    return values
+
+
+def bits(values: Tensor) -> Tensor:
+    """Return integers with the bits of `values`, if these are floating-point numbers of 2, 4 or 8 bytes."""
+    as_integer = _INTEGER.get(values.dtype.itemsize) if values.is_floating_point() else None
+    return values if as_integer is None else values.detach().view(as_integer)
 
 
 def _random_bits(length: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,175 @@
+"""Mutants of a DDP that a machine makes, judged on ranks: those of the definition (`definition.py`), for what runs.
+
+One zygote forks all ranks; those of a mutant make its mistake before they load the DDP. A mutant is asked by profile
+quick and by one scenario of each requirement, wherever these, traced once, execute its line; then by further scenarios
+of the requirements of these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+from conformance.backends.gloo import GLOO
+from conformance.mutants.asked import Asked
+from conformance.mutants.definition import Verdict, append, equivalents, read
+from conformance.mutants.detector import CAUGHT
+from conformance.mutants.made import take_lines, traced, with_mistake
+from conformance.mutants.mistakes import Mistake
+from conformance.observation import Facts, Observation
+from conformance.run.lanes import in_lanes
+from conformance.run.needs import why_unsupported
+from conformance.run.patience import HANGS_IN_A_ROW, hurried
+from conformance.run.scenario_runner import ScenarioRunner
+from conformance.scenario import Scenario
+from conformance.spec.cheapest import cheapest_first
+from conformance.subjects.subject import Subject
+from conformance.verdict import ScenarioResult
+from conformance.verdict import Verdict as Outcome
+from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: A mutant that ranks have not killed in so many CPU seconds survives; one called equivalent is asked less.
+_MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 20.0, 2.0
+#: No mistake is made in tests, nor in what runs before ranks do.
+_LEFT_OUT = ("tests", "startup", "__main__")
+_MADE = with_mistake.__module__
+
+
+def modules_of(subject: Subject) -> list[ModuleType]:
+    """Return the modules in whose code mistakes are made: that of the subject's class, or all of its package."""
+    module = importlib.import_module(subject.target.partition(":")[0])
+    inner = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
+    names = [one.name for one in inner if not set(_LEFT_OUT) & set(one.name.split("."))]
+    return [module, *map(importlib.import_module, names)]
+
+
+class Campaign:
+    """Ranks for a DDP and for its mutants, and what its scenarios execute. A context manager."""
+
+    def __init__(
+        self, subject: Subject, folder: Path, scenarios: Sequence[Scenario], further: Sequence[Scenario]
+    ) -> None:
+        """Begin with the `scenarios`, to be traced, and `further` ones of their requirements; `folder` keeps lines."""
+        self.modules = modules_of(subject)
+        names = tuple(module.__name__ for module in self.modules)
+        self._subject, self._traced, self._folder = subject, traced(subject, names), folder
+        self._zygote = ZygoteProcess(None, (_MADE, *names))
+        self._zygote.await_ready()
+        self._ranks = _KnowingRanks(Controller(GLOO, zygote=self._zygote))
+        runs = [one for one in (*scenarios, *further) if not why_unsupported(one, subject, GLOO)]
+        self._scenarios = {one.id: one for one in runs}
+        self._first = [one.id for one in scenarios if one.id in self._scenarios]
+        self._asked: list[Asked] = []
+        self._kills: Counter[str] = Counter()
+        self._passes: dict[str, bool] = {}
+        self._equivalents = equivalents(subject.target, self.modules)
+
+    def __enter__(self) -> Campaign:
+        """Return the campaign."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End all ranks."""
+        self._ranks.close()
+        self._zygote.close()
+
+    def trace(self, say: Callable[[str], None]) -> None:
+        """Find out which lines each of the first scenarios executes where it passes; what the folder has is known."""
+        file = self._folder / "asked.jsonl"
+        known = {one.id: one for one in read(file, Asked)}
+        for number, id_ in enumerate(self._first):
+            if id_ not in known:
+                begun = time.process_time()
+                result, cpu_s = self._run(self._traced, self._scenarios[id_])
+                lines = take_lines(self._zygote.directory)
+                passes = result.verdict is Outcome.PASS
+                known[id_] = append(file, Asked(id_, {}, lines if passes else {}, cpu_s + time.process_time() - begun))
+                if not passes:
+                    say(f"not asked, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
+            if number % 50 == 49:
+                say(f"{number + 1:>5}/{len(self._first)}  scenarios traced")
+        self._asked = [known[id_] for id_ in self._first]
+
+    def judge_all(self, mistakes: Sequence[Mistake], jobs: int, take: Callable[[Verdict], None]) -> None:
+        """Have `take` called with what becomes of each mistake; the folder keeps it, and what it has is known."""
+        file = self._folder / "verdicts.jsonl"
+        known = {one.mistake: one for one in read(file, Verdict)}
+        for mistake in filter(known.__contains__, mistakes):
+            take(known[mistake])
+
+        def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
+            with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
+                for mistake in some:
+                    hand_over(self.judge(mistake))
+
+        waiting = [(mistake,) for mistake in mistakes if mistake not in known]
+        in_lanes(judge_some, waiting, jobs, lambda one: take(append(file, one)))
+
+    def judge(self, mistake: Mistake) -> Verdict:
+        """Ask of a mutant what reaches it, until a scenario kills it or the time is over."""
+        reaching = [one for one in self._asked if one.reaches(mistake.module, mistake.lines)]
+        equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
+        most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
+        mutant, cpu_s, num_asked = with_mistake(self._subject, mistake), 0.0, 0
+        for id_ in self._in_turn(reaching):
+            begun = time.process_time()
+            result, of_ranks = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
+            cpu_s, num_asked = cpu_s + of_ranks + time.process_time() - begun, num_asked + 1
+            if result.verdict in CAUGHT and self._is_passed(id_):
+                self._kills[id_] += 1
+                return Verdict(mistake, id_, [result.summary], num_asked, len(reaching), cpu_s, equivalent)
+            if cpu_s > most_s:
+                break
+        return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
+
+    def _in_turn(self, reaching: Sequence[Asked]) -> Iterator[str]:
+        """Yield what to ask: those traced, former killers first, then others of their requirements, in turn."""
+        first = sorted(reaching, key=lambda one: -self._kills[one.id])
+        yield from (one.id for one in first)
+        asked = {one.id for one in self._asked}
+        requirements = {name for one in first for name in self._scenarios[one.id].requirements}
+        others = (one for id_, one in self._scenarios.items() if id_ not in asked)
+        num_of: Counter[str] = Counter()
+        turns: list[tuple[int, str]] = []
+        for one in cheapest_first(each for each in others if requirements & set(each.requirements)):
+            turns.append((num_of[one.requirements[0]], one.id))
+            num_of[one.requirements[0]] += 1
+        yield from (id_ for _, id_ in sorted(turns))
+
+    def _is_passed(self, id_: str) -> bool:
+        """Whether the DDP without a mistake passes a scenario, here and now."""
+        if id_ not in self._passes:
+            self._passes[id_] = self._run(self._subject, self._scenarios[id_])[0].verdict is Outcome.PASS
+        return self._passes[id_]
+
+    def _run(self, subject: Subject, scenario: Scenario) -> tuple[ScenarioResult, float]:
+        runner = ScenarioRunner(subject, GLOO, self._ranks, native=False, first=frozenset())
+        self._ranks.cpu_s = 0.0
+        return runner.run(scenario).subject, self._ranks.cpu_s
+
+
+class _KnowingRanks:
+    """Ranks that compute what each scenario must show once, and count the CPU seconds that they take."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.cpu_s = 0.0
+        self._controller = controller
+        self._expected: dict[str, Mapping[int, Facts]] = {}
+        self.retire, self.close = controller.retire, controller.close
+
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        observations = await self._controller.observe(scenario, subject, fresh)
+        self.cpu_s += sum(one.cpu_ns for one in observations.values()) / 1e9
+        return observations
+
+    async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
+        if scenario.id not in self._expected:
+            self._expected[scenario.id] = await self._controller.expect(scenario)
+        return self._expected[scenario.id]

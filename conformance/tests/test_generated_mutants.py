@@ -1,0 +1,75 @@
+"""Mutants of a DDP that a machine makes: ranks make the mistake, and what executes its line kills it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.mutants.definition import equivalents
+from conformance.mutants.generated import Campaign, modules_of
+from conformance.mutants.mistakes import Mistake, mistakes_in
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject, get_subject
+from conformance.suite import load_scenarios
+
+ACCUMULATES, TRAINS = "accumulation/ACCUM-01/local-world2", "gradients/GRAD-01/mlp-world2"
+SMALL = get_subject("fixtures.small_ddp:SUBJECT")
+
+
+def scenario(id_: str) -> Scenario:
+    return next(one for one in load_scenarios() if one.id == id_)
+
+
+def mistake(function: str, before: str, after: str) -> Mistake:
+    (module,) = modules_of(SMALL)
+    return next(
+        one for one in mistakes_in(module) if (one.function, one.before, one.after) == (function, before, after)
+    )
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    first, further = scenario(TRAINS), scenario(ACCUMULATES)
+    with Campaign(SMALL, tmp_path_factory.mktemp("made"), [first], [first, further]) as one:
+        one.trace(lambda text: pytest.fail(text))
+        yield one
+
+
+def test_ranks_make_the_mistake_and_a_scenario_kills_it(campaign: Campaign) -> None:
+    verdict = campaign.judge(mistake("DDP._finish", "flat.div_(self._size)", "self._size"))
+    assert (verdict.killed_by, verdict.num_asked) == (TRAINS, 1)
+
+
+def test_what_no_scenario_executes_is_asked_of_nobody(campaign: Campaign) -> None:
+    verdict = campaign.judge(mistake("DDP.no_sync", "False", "True"))
+    assert verdict.is_open
+    assert (verdict.num_asked, verdict.num_reaching) == (0, 0)
+
+
+def test_a_mistake_that_changes_nothing_survives(campaign: Campaign) -> None:
+    verdict = campaign.judge(mistake("DDP._finish", "bool(backward.arrived)", "backward.arrived"))
+    assert verdict.is_open
+    assert verdict.num_asked == verdict.num_reaching == 1
+
+
+def test_the_next_mutant_has_no_mistake_of_the_one_before(campaign: Campaign) -> None:
+    assert campaign._is_passed(TRAINS)
+
+
+def test_mistakes_are_made_in_a_package_or_in_a_module_alone() -> None:
+    assert [one.__name__ for one in modules_of(SMALL)] == ["fixtures.small_ddp"]
+    names = {one.__name__ for one in modules_of(Subject("ddp_impl", "ddp_impl:DistributedDataParallel"))}
+    assert "ddp_impl.reducer.reducer" in names
+    assert not any(".tests" in name or "__main__" in name for name in names)
+
+
+def test_what_is_called_equivalent_of_a_ddp_is_not_the_definitions(tmp_path: Path) -> None:
+    listed = tmp_path / "equivalent.toml"
+    listed.write_text(
+        f'[[equivalent]]\nof = "{SMALL.target}"\nfunction = "DDP._finish"\nbefore = "bool(backward.arrived)"\n'
+        'after = ["backward.arrived"]\nwhy = "a set is true where it has something"\n'
+    )
+    assert not equivalents(file=listed)
+    assert len(equivalents(SMALL.target, modules_of(SMALL), listed)) == 1
