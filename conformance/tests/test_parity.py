@@ -278,5 +278,7 @@ def test_a_gan_that_clears_in_its_own_order_passes() -> None:
 def test_help_shows_the_functions_that_are_asked_for() -> None:
     output = CliRunner().invoke(main, ["parity", "--help"]).output
     assert "def make_batch(step):" in output
+    above = CliRunner().invoke(main, ["parity", "../my_training.py"])
+    assert "call it from the folder in which the module lies" in above.output
     missing = CliRunner().invoke(main, ["parity", "os.path"])
     assert "os.path has no make or make_model, no make_batch, no train_step." in missing.output
