@@ -131,8 +131,8 @@ def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
 def dropped_wrapper(ctx: RankContext) -> None:
     """Train three steps and drop the wrapper and, unless argument `keeps` is set, the module.
 
-    Observes `alive`: parameters that live on, and who holds them; of a module that is kept `hooks`: what holds hooks that
-    it did not hold before it was wrapped. All ranks run it.
+    Observes `alive`: parameters that live on, and who holds them. Of a module that is kept, it observes `hooks` instead:
+    what holds hooks that it did not hold before. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     before = _hooked(module)
