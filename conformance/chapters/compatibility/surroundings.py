@@ -131,7 +131,7 @@ def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
 def dropped_wrapper(ctx: RankContext) -> None:
     """Train three steps and drop the wrapper and, unless argument `keeps` is set, the module.
 
-    Observes `alive`: parameters that live on, and who holds them. Of a module that is kept, it observes `hooks` instead:
+    Observes `alive`: parameters that live on, and who holds them. Of a kept module it observes `hooks` instead:
     what holds hooks that it did not hold before. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
