@@ -103,6 +103,7 @@ class Campaign:
         known = {one.mistake: one for one in read(file, Verdict)}
         for mistake in filter(known.__contains__, mistakes):
             take(known[mistake])
+            self._kills[known[mistake].killed_by] += 1
 
         def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
             with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
@@ -130,7 +131,7 @@ class Campaign:
         return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
 
     def _in_turn(self, reaching: Sequence[Asked]) -> Iterator[str]:
-        """Yield what to ask: those traced, former killers first, then others of their requirements, or of all, in turn."""
+        """Yield what to ask: those that reach it, former killers first; then others of their requirements, or of all."""
         first = sorted(reaching, key=lambda one: -self._kills[one.id])
         yield from (one.id for one in first)
         asked = {one.id for one in self._asked}
