@@ -131,7 +131,7 @@ class Campaign:
         return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
 
     def _in_turn(self, reaching: Sequence[Asked]) -> Iterator[str]:
-        """Yield what to ask: those that reach it, former killers first; then others of their requirements, or of all."""
+        """Yield what to ask: what reaches it, former killers first; then others of their requirements, or of all."""
         first = sorted(reaching, key=lambda one: -self._kills[one.id])
         yield from (one.id for one in first)
         asked = {one.id for one in self._asked}
