@@ -57,7 +57,7 @@ for profile in ${PROFILES:-backend core gpu full}; do
         reports+=("$OUT/$profile-$ranks")
     done
 done
-ddp bench --backend "$BACKEND" --world-size 1 --rounds "${ROUNDS:-40}" --out "$OUT/bench.json" | tee "$OUT/bench.txt"
+ddp bench --ddp ddp_impl --backend "$BACKEND" --world-size 1 --rounds "${ROUNDS:-40}" --out "$OUT/bench.json" | tee "$OUT/bench.txt"
 {
     echo "# On an accelerator"
     if [[ "$BACKEND" == sim* ]]; then echo; echo "The simulated device: this shows that the script works, and nothing about NCCL."; fi

@@ -1,14 +1,13 @@
 """`python -m conformance` is `ddp-conformance`, for launchers that start Python modules.
 
-The distribution installs `ddp_impl` with torch alone; the suite's own dependencies are its extra `suite`. Who types the
-command without them is told so.
+The distribution installs `ddp_impl` with torch alone; without the extra `suite` the command reports missing packages.
 """
 
 import importlib.util
 import os
 import sys
 
-#: One module of each dependency that the command imports before it can say anything.
+#: A module of each dependency that the command imports first.
 NEEDED = ("click", "msgspec", "rich")
 
 
@@ -17,14 +16,14 @@ def start() -> None:
     _open_standard_streams()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(_told(missing))
+        sys.exit(_report(missing))
     from conformance.cli import main
 
     main(prog_name="ddp-conformance")
 
 
 def _open_standard_streams() -> None:
-    """Open what the shell has closed (`>&-`): else the next file that is opened takes its place, and is written to."""
+    """Open descriptors that the shell has closed (`>&-`): the next open file would take their place."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
@@ -32,7 +31,7 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
-def _told(missing: list[str]) -> int:
+def _report(missing: list[str]) -> int:
     print(
         f"ddp-conformance: the suite needs packages that are not installed: {', '.join(missing)}.\n"
         "Install them with: pip install 'ddp-conformance[suite]'",
@@ -42,8 +41,8 @@ def _told(missing: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # `python -m` searches the shell's folder first, which may be a stranger's; whatever is imported from here on must
-    # not come from there, unless this package does.
+    # `python -m` searches the current folder first, which may be a stranger's: import nothing from there, unless this
+    # package is there.
     if not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(__file__)):
         del sys.path[0]
     start()

@@ -1,6 +1,6 @@
-"""Frozen values as JSON data and back: every field has the type that its dataclass says, or an error names the field.
+"""Frozen values as JSON data and back: every field has the type of its dataclass, or an error names the field.
 
-Nothing that is read is executed, imported or looked up: what a stranger wrote is data.
+Reading executes, imports and looks up nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
         data = json.loads(
             text, parse_constant=_no_constant, parse_int=_integer, parse_float=_number, object_pairs_hook=_object
         )
-        if "\\u" in text:  # half of a surrogate pair cannot be printed, and comes as an escape only
+        if "\\u" in text:  # half of a surrogate pair, which cannot be printed, is always an escape
             json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         ends_early = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
@@ -48,7 +48,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 def encode(value: Any) -> Any:
     """Return a frozen value as plain JSON data; `decode` gives back an equal one.
 
-    A number that JSON cannot hold becomes its name, such as `nan`: where one may occur, the field is `float | str`.
+    A number that JSON cannot hold becomes its name, such as `nan`, in a field of type `float | str`.
     """
     if isinstance(value, Enum):
         return value.value
@@ -64,7 +64,7 @@ def encode(value: Any) -> Any:
 def decode(data: Any, kind: type[T]) -> T:
     """Return parsed JSON as a value of the dataclass `kind`; fields with a default may be missing.
 
-    Raises `MismatchError`, also for what the `__post_init__` of a dataclass refuses.
+    Raises `MismatchError`, also for an error in the `__post_init__` of a dataclass.
     """
     try:
         value = msgspec.convert(data, kind)

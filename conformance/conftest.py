@@ -1,4 +1,4 @@
-"""What tests of the chapters and of the harness share."""
+"""Fixtures of the tests of chapters and harness."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a session that only collects imports no torch
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[ZygoteProcess]:
-    """Start one zygote for all tests of this process whose ranks may have it: each would import torch once more."""
+    """Start one zygote for the tests of this process, because each zygote imports torch."""
     from conformance.workers.zygote_process import ZygoteProcess
 
     process = ZygoteProcess(None, ())

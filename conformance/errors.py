@@ -1,12 +1,14 @@
-"""Errors that the harness shows to its users: each says what was expected, what came, and what to do.
+"""Errors that the harness shows to its users: each says what was expected, what arrived, and what to do.
 
-What nobody outside can get wrong is a mistake of our own. `assert` would say so, but `python -O` removes it. What a
-subject, a backend or a file may get wrong is no matter for `certain` and `present`: programs observe it as a fact, and
-readers raise a `ConformanceError`.
+`certain`, `present` and `instance` are for mistakes of the harness; `assert` would be, but `python -O` removes it. A
+mistake of a subject or a backend is a fact that programs observe; a mistake in a file is a `ConformanceError`.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -49,7 +51,23 @@ class InterpreterError(ConformanceError):
 
 
 class OwnMistake(Exception):  # noqa: N818 - it is one
-    """The harness contradicts itself. Nobody who uses it can mend that."""
+    """The harness contradicts itself: its users cannot correct that."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` with the known names close to `name`, or a list of known names if none is close."""
+    names = sorted(known)
+    by_plain = {_plain(candidate): candidate for candidate in names}
+    near = [by_plain[match] for match in difflib.get_close_matches(_plain(name), by_plain, n=3)]
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"; known: {shown or 'none'}"
+
+
+def _plain(name: str) -> str:
+    """Return `name` as people type ids: GRAD-01, grad-01 and GRAD-1 are one name."""
+    return re.sub(r"-0+(?=[0-9])", "-", name.lower())
 
 
 def certain(holds: bool, otherwise: str) -> None:

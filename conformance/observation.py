@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,19 +11,19 @@ from typing import Any
 #: (detached, cloned, on the CPU), `Raised`, `Unmeasured`, or plain JSON data.
 Facts = Mapping[str, Any]
 
-#: What a fact may hold as it is. A subclass, such as a number of NumPy, is none of them.
+#: The types of plain facts, without subclasses such as NumPy's numbers.
 PLAIN = frozenset((bool, int, float, str, type(None)))
 
 #: The phase in which a rank imports the subject.
 IMPORT = "import"
 
-#: Exceptions that end a process or a generator, and are handed on; every other one is something that was raised. Some
-#: libraries derive errors from BaseException itself, as torch.distributed.checkpoint does its CheckpointException.
+#: Exceptions that end a process or a generator, and are raised again; every other exception is a fact. Some libraries
+#: derive errors from BaseException, as torch.distributed.checkpoint its CheckpointException.
 ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 def _text(value: object) -> str:
-    """Return `str(value)` as text that any encoding of Unicode takes: without halves of surrogate pairs."""
+    """Return `str(value)` without halves of surrogate pairs, so that it can be encoded."""
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
@@ -42,22 +43,20 @@ class Raised:
         try:
             message = "\n".join(map(_text, (error, *getattr(error, "__notes__", ()))))
         except Exception as second:
-            message = f"<its message cannot be had: {type(second).__name__}>"
+            message = f"<its message raised {type(second).__name__}>"
         return Raised(bases[0], bases, message, _text(traceback))
 
     def __str__(self) -> str:
-        """Return type and message, as Python prints them."""
         return f"{self.type}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Unmeasured:
-    """Stands for a fact that a program could not measure here, and `why`, a clause: nothing is decided by it."""
+    """A fact that a program could not measure here, and `why`, a clause: it decides nothing."""
 
     why: str
 
     def __str__(self) -> str:
-        """Return why."""
         return f"not measured: {self.why}"
 
 
@@ -73,11 +72,10 @@ class Ending:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Return a short phrase such as `killed by SIGKILL`."""
         return self.detail or self.kind
 
 
-#: Operations between two ranks: the other ranks of the group do not take part.
+#: Operations between two ranks of a group.
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -86,10 +84,10 @@ class Collective:
     """One collective that a rank issued.
 
     `index` counts the rank's collectives in this group from 0; `op` is torch's name (`all_reduce`, `broadcast`, ...);
-    `shapes` and `dtypes` describe the tensors passed in; `reduce_op` is `sum`, `avg`, ... or empty; `root` is the root
-    rank or -1; `phase` is what the program was doing (`construct`, `forward`, `backward`, ...); `step` counts the
-    program's steps (-1 before the first); `sync` tells whether the program was outside `no_sync`; `finished` whether
-    the subject or the program waited for it and it completed; `members` are the group's ranks, empty if unknown.
+    `shapes` and `dtypes` describe the input tensors; `reduce_op` is `sum`, `avg`, ... or empty; `root` is the root rank
+    or -1; `phase` is the program's (`construct`, `forward`, `backward`, ...); `step` counts its steps (-1 before the
+    first); `sync`: outside `no_sync`; `finished`: it completed, and the subject or the program waited for it; `members`
+    are the group's ranks, empty if unknown.
     """
 
     index: int
@@ -109,18 +107,12 @@ class Collective:
 
     @property
     def numel(self) -> int:
-        """The number of elements passed in, over all tensors."""
-        total = 0
-        for shape in self.shapes:
-            product = 1
-            for extent in shape:
-                product *= extent
-            total += product
-        return total
+        """The number of elements of all input tensors."""
+        return sum(map(math.prod, self.shapes))
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What ranks must agree in for their collectives to match."""
+        """The fields in which matching collectives of ranks are equal."""
         return (self.op, self.group, self.numel, self.dtypes, self.reduce_op, self.root)
 
     def describe(self) -> str:
@@ -132,10 +124,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What one collective carried on a rank, in short: the first values it was `given`, and those that it `left`.
+    """The first values of a collective's inputs (`given`) and results (`left`, empty while it is not finished).
 
-    `left` is empty while it has not finished. `issued_at` is the innermost line of Python code that is not torch's:
-    that of the DDP, or of the program where the DDP is written in C++.
+    `issued_at` is the innermost line of Python code outside of torch: of the DDP, or of the program if the DDP is
+    written in C++.
     """
 
     issued_at: str
@@ -143,19 +135,19 @@ class Carried:
     left: str = ""
 
 
-#: So many of the scenarios that a rank has run are remembered: enough to find the one that spoilt it.
+#: How many scenarios of a rank are remembered, to find the one that broke it.
 _MOST_REMEMBERED = 50
 
 
 def remembered(after: tuple[str, ...], scenario_id: str) -> tuple[str, ...]:
-    """Return what `Observation.after` is in the next scenario of ranks that ran this one."""
+    """Return `Observation.after` of the next scenario of ranks that ran this one."""
     return (*after, scenario_id)[-_MOST_REMEMBERED:]
 
 
-#: What `Observation.hygiene` calls a child process.
+#: The name of a child process in `Observation.hygiene`.
 PROCESSES = "child process"
-#: What a DDP may keep once per process, whatever the number of its wrappers: a thread that all of them share, say, or
-#: what a library does when it is first used, as torch.compile raises the recursion limit.
+#: What a process may keep once: a thread that all wrappers share, or a library's change at first use, as torch.compile
+#: raises the recursion limit.
 KEPT_ONCE = (
     *(f"{kind} left behind" for kind in ("thread", "process group", PROCESSES, "open file", "callback at exit")),
     *(f"{kind} changed" for kind in ("recursion limit", "path of modules")),
@@ -166,10 +158,9 @@ KEPT_ONCE = (
 class Observation:
     """Everything that one rank reports; `stack` is set only if the rank hung or died.
 
-    `stderr` is the end of what it printed. `device_reports` are what the rank's device found wrong, such as races: see
-    `Backend.noticed`. `host` is set only if ranks run on several hosts. `after` are the scenarios that the same process
-    ran before, the latest last, and of many the latest; empty on a fresh rank. `carried` has an entry for each of
-    `history` if somebody asked for them, else none.
+    `stderr` is the end of its output. `device_reports` are mistakes that the rank's device found, see
+    `Backend.noticed`. `host` is set only if ranks run on several hosts. `after` are the last scenarios that the same
+    process ran before, the latest last. `carried` has an entry for each of `history` if asked for.
     """
 
     rank: int
@@ -200,10 +191,10 @@ class Observation:
 
 
 def by_member(histories: Mapping[int, Iterable[Collective]], group: str) -> dict[int, dict[int, Collective]]:
-    """Return for every rank of `group` the collectives that it issued there, by index; point-to-point ones left out.
+    """Return for every rank of `group` its collectives there by index, without point-to-point operations.
 
-    A rank belongs to a group if it issued anything there, or if a collective of another rank names it as a member. All
-    ranks belong to the default group.
+    A rank belongs to a group if it issued anything there, or if another rank's collective has it as a member. All ranks
+    belong to the default group.
     """
     issued = {rank: [one for one in history if one.group == group] for rank, history in histories.items()}
     named = {rank for history in issued.values() for one in history for rank in one.members}

@@ -14,7 +14,7 @@ GROUPS_OF_BACKENDS = (BACKENDS, REGISTERED_BACKENDS)
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: `name` is what users type, `target` is `module:attr`, `package` the distribution that has it."""
+    """One entry point: `name` is what users type, `target` is `module:attr`, `package` its distribution."""
 
     group: str
     name: str
@@ -33,10 +33,13 @@ def named(group: str, name: str) -> tuple[Plugin, ...]:
     return tuple(plugin for plugin in installed(group) if plugin.name == name)
 
 
-def disagreement(plugins: tuple[Plugin, ...]) -> str:
-    """Return an error message for several plugins of one name."""
-    candidates = ", ".join(f"{plugin.target} (of {plugin.package})" for plugin in plugins)
-    return f"several installed packages call theirs {plugins[0].name!r}: {candidates}; name one as module:attr"
+def target_of(group: str, name: str, error: type[Exception]) -> str:
+    """Return `module:attr` of the plugin called `name`, empty if there is none; raises `error` for several."""
+    found = named(group, name)
+    if len(found) > 1:
+        candidates = ", ".join(f"{plugin.target} (of {plugin.package})" for plugin in found)
+        raise error(f"several installed packages call theirs {name!r}: {candidates}; name one as module:attr")
+    return found[0].target if found else ""
 
 
 def _plugin(group: str, entry: EntryPoint) -> Plugin:

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from conformance.parity import Report
 
-#: A test's property under which the controller finds what `parity` has compared, also behind `pytest -n`.
+#: The name of a test's property with the comparisons of `parity`, which pytest passes on from xdist workers.
 _PARITY = "parity"
 
 
@@ -25,12 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")
     group.addoption("--ddp-no-native", action="store_true", help="leave out torch's own DDP, which runs beside it")
     group.addoption("--ddp-profile", default="", metavar="LEVEL", help="only scenarios of this level; full has core")
-    group.addoption(
-        "--ddp-expectations",
-        default="",
-        metavar="FILE",
-        help="known failures, or a baseline, as TOML",
-    )
+    group.addoption("--ddp-expectations", default="", metavar="FILE", help="known failures, or a baseline, as TOML")
     group.addoption(
         "--ddp-baseline", action="store_true", help="with --ddp torch: excuse what torch's own DDP breaks over gloo too"
     )
@@ -44,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say how many scenarios the options choose, where they choose."""
+    """Report the number of scenarios, if options select some."""
     profile, cheapest = config.getoption("--ddp-profile"), config.getoption("--one-per-requirement")
     if not (profile or cheapest):
         return []
@@ -74,7 +69,7 @@ def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what `parity` left out because it was declared, and with `-v` what it compared."""
+    """Print declared differences of `parity`, and with `-v` its comparisons."""
     tests = [test for outcome in ("passed", "failed") for test in terminalreporter.getreports(outcome)]
     verbose = terminalreporter.verbosity > 0
     lines = [

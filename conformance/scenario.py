@@ -1,8 +1,7 @@
-"""`Scenario`: everything that decides what a run does, as one frozen value that is also a JSON file.
+"""`Scenario`: everything that determines a run, as one frozen value that is also a JSON file.
 
 pytest, the command line, `replay`, `explore` and mutants all run the same value, so a failing scenario is a file that
-anybody can run. Loading a file executes nothing: it returns a `Scenario`, or raises `ScenarioError`, which names the
-wrong field.
+anybody can run. Loading a file executes nothing, and raises `ScenarioError` with the name of a wrong field.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from conformance.errors import ScenarioError
 
 SCHEMA_VERSION = 1
 
-#: The most ranks of a scenario: more processes than a host can run, so that a typing error starts none.
+#: Limits against typing errors: no host can run as many processes, and no rank should hang for a day.
 MAX_WORLD_SIZE = 1024
-
-#: A day: a longer deadline is a typing error, and a rank that hangs would hang as good as for ever.
 MAX_DEADLINE_S = 86_400.0
 
 ZERO_GRAD = ("none", "zeros", "keep")
 FAULT_KINDS = ("kill", "stop", "loop", "slow", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
-#: So many seconds ranks may go without progress; a scenario that compiles, say, has a longer deadline.
+#: How long ranks may go without progress; a scenario that compiles has a longer deadline.
 DEFAULT_DEADLINE_S = 20.0
 
 
@@ -54,7 +51,6 @@ class Step:
     zero_grad: str = "none"
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for values that no run can have."""
         if self.local_backwards < 0:
             raise ScenarioError(f"local_backwards must be >= 0, got {self.local_backwards}")
         if self.zero_grad not in ZERO_GRAD:
@@ -65,8 +61,7 @@ class Step:
 class Fault:
     """One injected failure: the harness does `kind` to `rank` when it reaches `at` for the `occurrence`-th time.
 
-    `at` is a phase that the program announces (`forward`, `backward`, `step`, ...) or `collective`. `occurrence` counts
-    from 0.
+    `at` is a phase (`forward`, `backward`, `step`, ...) or `collective`. `occurrence` counts from 0.
     """
 
     kind: str
@@ -75,13 +70,9 @@ class Fault:
     occurrence: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an unknown kind: a scenario whose fault cannot fire would test nothing."""
+        """Raise `ScenarioError` for an unknown kind."""
         if self.kind not in FAULT_KINDS:
             raise ScenarioError(f"fault kind must be one of {', '.join(FAULT_KINDS)}, got {self.kind!r}")
-
-
-def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(mapping))
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Scenario:
     `options` are keyword arguments of the DDP under test; `arguments` are read by the program. Both hold JSON only.
     `needs` names capabilities of backend or subject without which the verdict is UNSUPPORTED. If any rank records fewer
     than `min_collectives` collectives, the run exercised nothing and the verdict is HARNESS_ERROR. With `apart` each
-    rank runs in an interpreter of its own, as a launcher starts it: with its own seed of hashes and its own addresses.
+    rank runs in its own interpreter, as with a launcher: with its own seed of hashes and its own addresses.
     """
 
     id: str
@@ -112,7 +103,6 @@ class Scenario:
     apart: bool = False
 
     def __post_init__(self) -> None:
-        """Make containers immutable; raise `ScenarioError` for values that cannot be run."""
         set_field = object.__setattr__
         for name in ("requirements", "schedule", "faults", "needs"):
             set_field(self, name, tuple(getattr(self, name)))
@@ -120,7 +110,7 @@ class Scenario:
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 raise ScenarioError(f"{name} must be an object, got {type(value).__name__}")
-            set_field(self, name, _frozen(value))
+            set_field(self, name, MappingProxyType(dict(value)))
         if not self.id or not isinstance(self.id, str):
             raise ScenarioError("id must be a non-empty string")
         if not self.requirements:
@@ -140,7 +130,7 @@ class Scenario:
                 raise ScenarioError(f"{self.id}: fault on rank {fault.rank}, but world_size is {self.world_size}")
 
     def __reduce__(self) -> tuple[type[Scenario], tuple[Any, ...]]:
-        """Be pickled by the fields, for a lane: the mappings that nobody can change cannot be."""
+        """Pickle the fields: immutable mappings cannot be pickled."""
         values = (getattr(self, one.name) for one in dataclasses.fields(self))
         return Scenario, tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
 
@@ -156,15 +146,12 @@ class Scenario:
 
     @property
     def doomed(self) -> frozenset[int]:
-        """The ranks whose death the others are to outlive: those that argument `doomed` names.
-
-        The program ends them; that they die is no finding, and that others wait for them for ever is a hang.
-        """
+        """The ranks in argument `doomed`, which the program ends: their death is no finding, a wait for them is."""
         return frozenset(self.arguments.get("doomed", ()))
 
     @property
     def kind_of_ranks(self) -> tuple[int, bool, bool]:
-        """What ranks must be like to run this: how many, recorded or not, and each in its interpreter or not."""
+        """The number of ranks, whether they are recorded, and whether each has its own interpreter."""
         return self.world_size, self.recorded, self.apart
 
     @property
@@ -180,7 +167,7 @@ class Scenario:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; `from_json` gives back an equal scenario."""
         data = {"schema_version": SCHEMA_VERSION, **encode(self)}
-        if not self.apart:  # it came later: scenarios without it keep their files and digests
+        if not self.apart:  # a later field: scenarios without it keep their files and digests
             del data["apart"]
         return data
 

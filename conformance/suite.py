@@ -1,4 +1,4 @@
-"""The suite: the scenarios of all chapters, and `Selection`, which selects some of them.
+"""The suite: the scenarios of all chapters, and `Selection`.
 
 A chapter is a folder in `conformance/chapters/`. Its `requirements.toml` states what MUST hold; its `scenarios.py`
 defines `def scenarios() -> Iterator[Scenario]`, which yields the scenarios that test it. Scenario ids have the form
@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
-from conformance.errors import ScenarioError, SpecificationError
+from conformance.errors import ScenarioError, SpecificationError, hint
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import Catalogue, chapter_packages, hint, load_catalogue
+from conformance.spec.catalogue import Catalogue, chapter_packages, load_catalogue
 from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.kept_scenarios import kept_scenarios
 
@@ -38,7 +38,7 @@ def _made() -> tuple[Scenario, ...]:
 
 
 def made_to_order() -> Any:
-    """Return the module that makes scenarios of backends at other world sizes, of more bytes, and of drawn calls."""
+    """Return the module with scenarios of backends at other world sizes, with more bytes, and of drawn calls."""
     return importlib.import_module("conformance.chapters.backend.made_to_order")
 
 
@@ -64,11 +64,11 @@ def check_scenarios(scenarios: Iterable[Scenario], catalogue: Catalogue) -> None
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which scenarios to run: a scenario must match every field that is set, and of each field any value.
+    """Which scenarios to run: a scenario must match any value of every field that is set.
 
     `names` are the command line's positional arguments: a chapter, a requirement id, a scenario id or a glob of
-    scenario ids. `keyword` is a substring of the id, regardless of case. `one_per_requirement`: of those that
-    match, the cheapest of each requirement.
+    scenario ids. `keyword` is a substring of the id, regardless of case. `one_per_requirement` keeps the cheapest
+    matching scenario of each requirement.
     """
 
     names: tuple[str, ...] = ()
@@ -81,8 +81,8 @@ class Selection:
     def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
         """Return the matching scenarios in their order.
 
-        Raises `SpecificationError` or `ScenarioError`, with similar names, for a name that does not exist, and
-        `ScenarioError` when nothing matches: an empty run must never look green.
+        Raises `SpecificationError` or `ScenarioError`, with similar names, for an unknown name, and `ScenarioError`
+        when nothing matches: an empty run must not pass.
         """
         scenarios = tuple(scenarios)
         for chapter in self.chapters:
@@ -115,7 +115,6 @@ class Selection:
         )
 
     def __str__(self) -> str:
-        """Return the selection as the user would type it."""
         parts = [repr(name) for name in self.names]
         parts += [f"--chapter {chapter}" for chapter in self.chapters]
         parts += [f"--requirement {requirement_id}" for requirement_id in self.requirements]

@@ -1,7 +1,7 @@
 """Runs every scenario as a pytest test: `pytest --pyargs conformance.test_chapters -n 2 -k buckets`.
 
-Each process (with `-n`, each xdist worker) starts its own ranks, which rendezvous in a private folder, so any number of
-runs may share a machine. For a failed scenario pytest prints its explanation and the replay command, not a traceback.
+Each process (with `-n`, each xdist worker) starts its own ranks, which rendezvous in a private folder. For a failed
+scenario pytest prints its explanation and the replay command, not a traceback.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:  # a session that only collects imports no torch
     from conformance.run.scenario_runner import ScenarioRunner
     from conformance.subjects.subject import Subject
 
-#: torch's own, of modules that models use; a session should show what concerns its reader.
+#: Hides warnings of torch about its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test per scenario, those that share a pool of ranks together."""
+    """Make one test per scenario, ordered by pool of ranks."""
     if "scenario" in metafunc.fixturenames:
         order = Order(metafunc.config.getoption("--ddp-order"), metafunc.config.getoption("--ddp-seed"))
         scenarios = order.apply(selected_scenarios(metafunc.config))
@@ -67,7 +67,7 @@ def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excus
 
 @pytest.fixture(scope="module")
 def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
-    """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
+    """Own the ranks of this process, and stop the session if the subject or backend is unusable."""
     from conformance.programs.registry import preloads_of
     from conformance.run.runner import check, probe
     from conformance.run.scenario_runner import ScenarioRunner
@@ -96,7 +96,6 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
 
 
 def _chosen(request: pytest.FixtureRequest) -> tuple[Scenario, ...]:
-    """Return the scenarios that this session runs."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     given = [each.params.get("scenario") for each in parameters if each is not None]
     return tuple(each for each in given if isinstance(each, Scenario))

@@ -1,4 +1,4 @@
-"""`Verdict`: the outcome of a scenario, one word per kind of outcome."""
+"""`Verdict`: the kind of a scenario's outcome; `Finding` and `ScenarioResult`: its evidence."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ class Verdict(Enum):
 class Finding:
     """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence.
 
-    `requirements` are those that it speaks for, where that is not every one that the scenario tests. `mistake` names
-    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells. `wrong` says
-    each thing that is wrong in a sentence, and `likeness` has a word for each, with spaces between: the same for what
-    is wrong in the same way, whatever the numbers. Both are empty where nobody compares.
+    It is about `requirements`, or else about all that the scenario tests. `mistake` is the recognised one of
+    `checkers.mistakes.MISTAKES`, or empty. `wrong` has a sentence for each wrong thing, and `likeness` a word for each,
+    separated by spaces, that does not depend on numbers. Both are empty where nothing compares them.
     """
 
     checker: str
@@ -52,17 +51,17 @@ class Finding:
     wrong: tuple[str, ...] = ()
 
 
-#: Checkers whose failure explains those of others, deaths and hangs too.
+#: Checkers whose failure explains all others, also deaths and hangs.
 _CAUSES = ("same_collectives", "same_until_refused")
-#: Checkers whose failure explains wrong values: what nobody waited for, or what races, gives any number.
+#: Checkers whose failure explains wrong values: an unfinished collective or a race gives any number.
 _EXPLAIN_VALUES = ("no_gradients_in_flight", "nothing_in_flight", "device_is_content")
 
 
 def decisive(findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict to which `findings` lead: that of the most severe one, unless another is its cause.
+    """Return the verdict of the most severe of `findings`, unless another is its cause.
 
-    Where collectives met that do not match, whether ranks then die, hang, raise or average wrongly is a race of the
-    backend's threads, for example gloo's abort against Python's next line. The verdict is that of the cause, FAIL.
+    After mismatched collectives it is random whether ranks die, hang, raise or average wrongly, for example by a race
+    of gloo's abort against Python's next line. The verdict is that of the cause, FAIL.
     """
     found = list(findings)
     worst = Verdict.worst([one.verdict for one in found])
@@ -71,10 +70,10 @@ def decisive(findings: Iterable[Finding]) -> Verdict:
 
 
 def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that led to `verdict`: a cause first, then the most severe and those with evidence.
+    """Return the findings that led to `verdict`: causes first, then the most severe and those with evidence.
 
-    Where ranks issued different collectives, that is the cause of whatever values, errors and deaths came of it; what
-    nobody waited for is the cause of wrong values. Leaves out a finding whose evidence equals that of an earlier one.
+    Mismatched collectives cause wrong values, errors and deaths; unfinished collectives cause wrong values. Leaves out
+    a finding whose evidence equals that of an earlier one.
     """
     found = [one for one in findings if one.verdict.is_failure or one.verdict is verdict]
     found.sort(
@@ -89,7 +88,7 @@ def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...
 
 @dataclass(frozen=True, slots=True)
 class RankFate:
-    """How one rank ended, for the report; `collectives` are the last ones that it issued, oldest first."""
+    """How one rank ended, for the report; `collectives` are its last ones, oldest first."""
 
     rank: int
     fate: str
@@ -113,24 +112,24 @@ class ScenarioResult:
 
     @property
     def findings_that_tell(self) -> tuple[Finding, ...]:
-        """The findings that made the verdict what it is, see `telling`; none for PASS."""
+        """The findings that led to the verdict, see `telling`; none for PASS."""
         return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
 
     def with_note(self, summary: str) -> ScenarioResult:
-        """Return it with a finding of the runner's: what came of trying it again, say."""
+        """Return it with a finding of the runner, such as the result of another attempt."""
         return replace(self, findings=(*self.findings, Finding("runner", self.verdict, summary)))
 
     def headed(self, sentence: str, detail: str) -> ScenarioResult:
         """Return it with another first sentence, and `detail` above the evidence."""
         first, *_ = self.findings_that_tell
-        told = replace(first, summary=sentence, explanation="\n".join(filter(None, (detail, first.explanation))))
-        return replace(self, findings=tuple(told if one is first else one for one in self.findings))
+        headed = replace(first, summary=sentence, explanation="\n".join(filter(None, (detail, first.explanation))))
+        return replace(self, findings=tuple(headed if one is first else one for one in self.findings))
 
     @property
     def ways(self) -> Mapping[str, str]:
-        """How it failed, to be compared with another time: by a word for each thing that is wrong, what that is.
+        """A sentence for each wrong thing by a word, for comparison with another run.
 
-        Of HANG and CRASH, whose place varies, and of what nobody compares, the verdict is the only word.
+        For HANG and CRASH, whose place varies, and where nothing is compared, the verdict is the only word.
         """
         alike = {
             word: sentence
@@ -142,19 +141,19 @@ class ScenarioResult:
 
     @property
     def hung(self) -> bool:
-        """Whether ranks hung, whatever the verdict is: they may have had a reason that is one of its own."""
+        """Whether ranks hung, whatever the verdict is."""
         return any(one.verdict is Verdict.HANG for one in self.findings)
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The requirements that the failed findings speak for; none if one of them speaks for all of the scenario."""
+        """The requirements that failed findings are about; none if one of them is about all of the scenario."""
         failed = [one for one in self.findings if one.verdict.is_failure and one.checker != "runner"]
         if not all(one.requirements for one in failed):
             return ()
         return tuple(dict.fromkeys(requirement for one in failed for requirement in one.requirements))
 
     def verdict_on(self, requirement: str, tested: Collection[str]) -> Verdict | None:
-        """Return the verdict on one requirement, of those `tested` or of another; None if nothing is said of it."""
+        """Return the verdict on one requirement, `tested` or not; None if no finding is about it."""
         if not self.verdict.is_failure or not (broken := self.broken):
             return self.verdict if requirement in tested else None
         if requirement in broken:

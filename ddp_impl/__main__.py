@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 USAGE = """usage: python -m ddp_impl SCRIPT [ARGUMENTS ...]
@@ -36,6 +37,15 @@ def main() -> None:
     _install_in_children()
     if os.environ.get("RANK", "0") == "0":
         print(ACTIVE, file=sys.stderr, flush=True)
+    run: Callable[[list[str]], object] = _run
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun, whose summary names this module and not the script
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        run = record(run)
+    run(arguments)
+
+
+def _run(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

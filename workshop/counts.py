@@ -11,6 +11,7 @@ from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.programs.registry import PACKAGES, load_programs
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
+from workshop.implementation import Implementation, measure
 
 _HEAD = """\
 # How much the suite holds of what. Made by `python -m workshop renew`; say in the commit why a number falls.
@@ -28,7 +29,7 @@ class ChapterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the suite holds, in all and by chapter."""
+    """What the suite holds, in all and by chapter; and how large `ddp_impl` is."""
 
     requirements: int
     scenarios: int
@@ -38,16 +39,18 @@ class Counts:
     kills: int
     survivals: int
     deviations: int
+    ddp_impl: Implementation
     chapters: Mapping[str, ChapterCounts]
 
     def to_toml(self) -> str:
         """Return the numbers one a line, so that a difference shows which have changed."""
-        totals = "".join(f"{name} = {getattr(self, name)}\n" for name in self.__slots__ if name != "chapters")
+        totals = "".join(f"{name} = {getattr(self, name)}\n" for name in self.__slots__[:-2])
+        size = "".join(f"{name} = {getattr(self.ddp_impl, name)}\n" for name in self.ddp_impl.__slots__)
         chapters = "".join(
             f"{name} = {{ requirements = {one.requirements}, scenarios = {one.scenarios} }}\n"
             for name, one in self.chapters.items()
         )
-        return f"{_HEAD}{totals}\n[chapters]\n{chapters}"
+        return f"{_HEAD}{totals}\n[ddp_impl]  # these may only fall\n{size}\n[chapters]\n{chapters}"
 
 
 def count() -> Counts:
@@ -64,6 +67,7 @@ def count() -> Counts:
         kills=sum(not kill.survived for kill in kills),
         survivals=sum(kill.survived for kill in kills),
         deviations=len(load_deviations().kills),
+        ddp_impl=measure(),
         chapters={
             chapter.name: ChapterCounts(len(chapter.requirements), of_chapter[chapter.name])
             for chapter in catalogue.chapters

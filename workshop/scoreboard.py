@@ -1,4 +1,4 @@
-"""Several subjects side by side: how many requirements of each chapter each of them keeps, as a Markdown table."""
+"""Several DDPs, or backends, side by side: how many requirements of each chapter each keeps, as a Markdown table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from conformance.report.markdown import as_code, as_text
 from conformance.run.report import Report
 from conformance.verdict import Verdict
 
-BEGIN, END = "<!-- scoreboard -->", "<!-- end of scoreboard -->"
+#: Round the table of DDPs, and that of backends by themselves.
+MARKS = "<!-- {0} -->", "<!-- end of {0} -->"
 
 
 def scoreboard(reports: Sequence[Report], distributions: Mapping[str, str], date: datetime.date) -> str:
@@ -32,28 +33,32 @@ def scoreboard(reports: Sequence[Report], distributions: Mapping[str, str], date
     if repeated := [name for name, count in Counter(one.subject.name for one in reports).items() if count > 1]:
         raise ReportError(f"two reports judge {repeated[0]}; a scoreboard has one column for each subject")
     first = reports[0]
-    rows = [
+    rows: list[list[str]] = [
         ["requirements of", *(as_code(report.subject.name) for report in reports)],
         ["---"] * (len(reports) + 1),
-        ["version", *(as_code(_version(report, distributions)) for report in reports)],
+        *([] if first.is_about_backend else [["version", *(as_code(_version(one, distributions)) for one in reports)]]),
     ]
     rows += [[as_text(chapter), *(_cell(report, chapter) for report in reports)] for chapter in _chapters(reports)]
     rows.append(["**all**", *(_cell(report, "") for report in reports)])
+    if first.is_about_backend:
+        rows.append(["scenarios", *(_cell_of_scenarios(report) for report in reports)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{_caption(first, date)}\n\n{table}\n"
 
 
-def inserted(page: str, board: str) -> str:
-    """Return `page` with `board` in the place between its markers; raises `ReportError` when it has none."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+def inserted(page: str, board: str, *, of_backends: bool = False) -> str:
+    """Return `page` with `board` in the place between its marks; raises `ReportError` when it has none."""
+    begin, end = (mark.format("board of backends" if of_backends else "scoreboard") for mark in MARKS)
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
     if not pattern.search(page):
-        raise ReportError(f"there is no {BEGIN} ... {END} to put the scoreboard in")
-    return pattern.sub(lambda _: f"{BEGIN}\n{board}{END}", page, count=1)
+        raise ReportError(f"there is no {begin} ... {end} to put the scoreboard in")
+    return pattern.sub(lambda _: f"{begin}\n{board}{end}", page, count=1)
 
 
 def _check_comparable(first: Report, other: Report) -> None:
     for name, left, right in (
-        ("backend", first.backend, other.backend),
+        ("kind", str(first.is_about_backend), str(other.is_about_backend)),
+        *([] if first.is_about_backend else [("backend", first.backend, other.backend)]),
         ("torch", first.package_version("torch"), other.package_version("torch")),
         ("profile", first.selection.profile, other.selection.profile),
         ("scenarios", f"{len(first.selection.ids)}", f"{len(other.selection.ids)}"),
@@ -83,16 +88,23 @@ def _cell(report: Report, chapter: str) -> str:
     return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict]) + missing
 
 
+def _cell_of_scenarios(report: Report) -> str:
+    """Return how many scenarios came to which verdict."""
+    found = Counter(_counted(scenario.subject.verdict) for scenario in report.scenarios)
+    return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict])
+
+
 def _counted(verdict: Verdict) -> Verdict:
     return Verdict.FAIL if verdict in (Verdict.HANG, Verdict.CRASH) else verdict
 
 
 def _caption(report: Report, date: datetime.date) -> str:
     profile = f"Profile {report.selection.profile}" if report.selection.profile else "A selection"
+    backend = "" if report.is_about_backend else f", backend {as_code(report.backend)}"
     world_sizes = sorted({scenario.world_size for scenario in report.scenarios})
     return (
         f"{as_text(profile)}: {len(report.selection.ids)} scenarios at world size"
-        f" {', '.join(map(str, world_sizes)) or 'none'}, backend {as_code(report.backend)},"
+        f" {', '.join(map(str, world_sizes)) or 'none'}{backend},"
         f" torch {as_code(report.package_version('torch'))}; {date.isoformat()}. Requirements are counted; one that"
         " a single scenario shows to be broken is broken."
     )

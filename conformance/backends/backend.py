@@ -1,13 +1,12 @@
-"""`Backend`: everything that the harness knows of a c10d backend, in one value.
+"""`Backend`: one value with everything that differs between gloo, NCCL and a vendor's backend.
 
-Everything that differs between gloo, NCCL and a vendor's backend is in this value, so programs, pools and checkers name
-no backend. A vendor defines a `Backend` in a module of their own and passes `--backend module:attr`.
+So programs, pools and checkers name no backend. A vendor defines a `Backend` in a module and passes
+`--backend module:attr`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,49 +16,20 @@ from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from conformance import plugins
-from conformance.errors import BackendError
+from conformance.errors import BackendError, hint
 
-#: What DDPs may need beyond what every DDP does: broadcast, all_reduce (SUM, MAX and MIN), all_gather, barrier, and new
-#: groups.
-FOR_DDPS = frozenset(
-    {
-        "all_gather_into_tensor",
-        "all_to_all",
-        "avg",
-        "bfloat16",
-        "coalesced",
-        "complex64",
-        "float16",
-        "gather_scatter",
-        "reduce_scatter",
-        "send_recv",
-        "sparse",
-        "streams",
-    }
-)
+#: Capabilities that DDPs may need beyond those that every DDP needs: broadcast, all_reduce (SUM, MAX and MIN),
+#: all_gather, barrier, and new groups.
+FOR_DDPS = frozenset({
+    "all_gather_into_tensor", "all_to_all", "avg", "bfloat16", "coalesced", "complex64", "float16", "gather_scatter",
+    "reduce_scatter", "send_recv", "sparse", "streams",
+})  # fmt: skip
 #: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
 CAPABILITIES = FOR_DDPS | {
-    "abort",
-    "any_source",
-    "bitwise",
-    "bool",
-    "complex128",
-    "float8",
-    "in_place",
-    "int16",
-    "int8",
-    "local_synchronization",
-    "monitored_barrier",
-    "notices_death",
-    "premul_sum",
-    "product",
-    "reduce",
-    "single_coalesced",
-    "tags",
-    "timeouts",
-    "uint8",
-    "unordered_groups",
-}
+    "abort", "any_source", "bitwise", "bool", "complex128", "float8", "in_place", "int16", "int8",
+    "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reduce",
+    "set_timeout", "single_coalesced", "split", "tags", "timeouts", "uint8", "unordered_groups",
+}  # fmt: skip
 
 BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",
@@ -78,13 +48,11 @@ class Backend:
     needs, and dtypes beyond float32, float64 and integers. `max_world_size()` returns None for no limit.
     `unavailable()` returns an empty string if the backend can be used here, else the reason. The controller calls both;
     they may touch the device. Ranks call `device(rank)` and `create(store, rank, world_size, timeout)`; every rank must
-    call `create`, which returns the connected group. A rank calls `noticed()` after every
-    scenario: what its device found wrong in it, such as a race; a phrase fails the scenario, whatever it is about.
-    The controller calls `device_bytes()`: how much memory each device has, for as many lanes (`--jobs`) as have room;
-    None where ranks of several lanes must not share a device. The CPU's memory is known. A device that is `simulated`
-    has none but the CPU's.
-    `source` is the text by which ranks find this value again in their own process, because functions of a vendor's
-    module need not pickle.
+    call `create`, which returns the connected group. A rank calls `noticed()` after every scenario for mistakes, such
+    as races, that its device found; each fails the scenario. The controller calls `device_bytes()` for the memory of
+    each device, which limits the number of lanes (`--jobs`); None where lanes must not share a device. A device that is
+    `simulated` uses the CPU's memory. `source` is the text by which ranks find this value in their own process, because
+    functions of a vendor's module need not pickle.
     """
 
     name: str
@@ -101,22 +69,18 @@ class Backend:
 
     @property
     def runs_side_by_side(self) -> bool:
-        """Whether ranks of several scenarios may run at once: a device may lack the memory, and may hang for all."""
+        """Whether several scenarios may run at once: a device may lack the memory, or hang for all of them."""
         return self.device_type == "cpu" or self.simulated
 
     def misdeclared(self) -> str:
-        """Return what is wrong with the capabilities: one that there is not would hide what a scenario needs."""
-        for unknown in sorted(self.capabilities - CAPABILITIES):
-            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
-            return f"capability {unknown!r} means nothing to any scenario; {hint}"
-        return ""
+        """Return what is wrong with the capabilities: an unknown one would hide a capability that a scenario needs."""
+        unknown = min(self.capabilities - CAPABILITIES, default="")
+        return unknown and f"capability {unknown!r} means nothing to any scenario{hint(unknown, CAPABILITIES)}"
 
     def require(self) -> None:
         """Raise `BackendError` if the backend cannot be used here.
 
-        Whoever starts ranks calls it first: what a backend prepares when it is asked, such as a device that must be
-        compiled, must not come out of the ranks' deadlines.
+        Call it before ranks start, so that preparations, such as compiling a device, are not in their deadlines.
         """
         if reason := self.unavailable():
             raise BackendError(f"backend {self.name!r} cannot be used here: {reason}")
@@ -133,8 +97,8 @@ def get_backend(name: str) -> Backend:
         BackendError: no backend has that name, its module cannot be imported, or the attribute is no `Backend`.
 
     """
-    target = BUILT_IN.get(name) or _installed_target(plugins.BACKENDS, name)
-    if not target and (registers := _installed_target(plugins.REGISTERED_BACKENDS, name)):
+    target = BUILT_IN.get(name) or plugins.target_of(plugins.BACKENDS, name, BackendError)
+    if not target and (registers := plugins.target_of(plugins.REGISTERED_BACKENDS, name, BackendError)):
         registered = importlib.import_module("conformance.backends.registered")  # which makes a `Backend`
         described: Backend = registered.registered_backend(name, registers)
         return dataclasses.replace(described, source=name)
@@ -150,16 +114,8 @@ def get_backend(name: str) -> Backend:
         raise BackendError(f"backend {name!r}: cannot import {module_name}: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Backend):
-        came = "no such attribute" if found is None else f"got {type(found).__name__}"
+        got = "no such attribute" if found is None else f"got {type(found).__name__}"
         raise BackendError(
-            f"backend {name!r}: {module_name}.{attribute} must be a conformance.backends.backend.Backend, {came}"
+            f"backend {name!r}: {module_name}.{attribute} must be a conformance.backends.backend.Backend, {got}"
         )
     return dataclasses.replace(found, source=name)
-
-
-def _installed_target(group: str, name: str) -> str:
-    """Return `module:attr` of the installed backend of that name; empty if there is none."""
-    found = plugins.named(group, name)
-    if len(found) > 1:
-        raise BackendError(plugins.disagreement(found))
-    return found[0].target if found else ""

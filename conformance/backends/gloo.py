@@ -11,8 +11,7 @@ from torch._C._distributed_c10d import Store
 
 from conformance.backends.backend import CAPABILITIES, Backend
 
-#: Ranks of one host use loopback only: a run must not depend on a host name that resolves, nor accept connections from
-#: outside.
+#: The interface of ranks of one host: a run must not depend on a host name, nor accept connections from outside.
 LOOPBACK = "lo"
 
 
@@ -25,6 +24,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
     interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # the zygote sets it, for several hosts to theirs
     options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
     options._timeout = timeout
+    options.global_ranks_in_group = list(range(world_size))  # without them split_group of a new group ends the process
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 

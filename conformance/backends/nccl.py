@@ -1,13 +1,13 @@
 """The NCCL backend, on CUDA devices.
 
-A run may have more ranks than devices, to test correctness, not speed. NCCL refuses two ranks on one device when their
-host hash and bus id agree, so each of these ranks gets a host id of its own, and they talk over loopback sockets.
+A run may have more ranks than devices. NCCL refuses two ranks on one device whose host hash and bus id agree, so each
+of these ranks gets its own host id, and they communicate over loopback sockets.
 
-The communicator is made with the group, as `init_process_group` makes it with a `device_id`. Else the first message
-between two ranks makes one for these two, and a ring of ranks that all send first waits for good.
+The communicator is made with the group, as by `init_process_group` with a `device_id`. Otherwise the first message
+between two ranks would make one for the two, and a ring of ranks that all send first would hang.
 
-Nothing of NCCL raises when time is over: torch's watchdog ends the process ("Environment variables" of
-ProcessGroupNCCL, TORCH_NCCL_ASYNC_ERROR_HANDLING). So it declares no `timeouts`.
+After a timeout torch's watchdog ends the process, and nothing raises ("Environment variables" of ProcessGroupNCCL,
+TORCH_NCCL_ASYNC_ERROR_HANDLING). So NCCL declares no `timeouts`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ NCCL = Backend(
     name="nccl",
     device_type="cuda",
     capabilities=CAPABILITIES
-    - {"any_source", "bitwise", "int16", "notices_death", "sparse", "tags", "timeouts", "unordered_groups"},
+    - {"any_source", "bitwise", "int16", "notices_death", "set_timeout", "sparse", "split", "tags", "timeouts"}
+    - {"unordered_groups"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

@@ -1,4 +1,4 @@
-"""Backends that packages register with torch, found by torch's own entry points: nobody describes them to us."""
+"""Backends that packages register with torch by torch's own entry points, without a `Backend`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _numbers = itertools.count()
 def registered_backend(name: str, target: str) -> Backend:
     """Return the backend that the function `target`, `module:attr`, registers with torch as `name`.
 
-    It counts as having what DDPs need, `FOR_DDPS`: who has more, or less, declares it in a `Backend`. Raises
-    `BackendError` if the function cannot be imported or raises, or registers no backend of that name.
+    Its capabilities are `FOR_DDPS`; a `Backend` may declare others. Raises `BackendError` if the function cannot be
+    imported or raises, or registers no backend of that name.
     """
     module, _, function = target.partition(":")
     try:

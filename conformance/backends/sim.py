@@ -1,6 +1,6 @@
-"""The simulated device, wherever a C++ compiler is: `sim` finds races, `sim-late` poisons what came too early.
+"""The simulated device, which needs a C++ compiler: `sim` finds races, `sim-late` poisons data that is read too early.
 
-A group of `sim` moves the CPU's tensors too, like one of `cpu:gloo,cuda:nccl`; one of `sim-alone` as little as NCCL's.
+A group of `sim` moves CPU tensors, too, like one of `cpu:gloo,cuda:nccl`; a group of `sim-alone` does not, like NCCL's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.backends.gloo import GLOO
 from conformance.backends.sim_device.build import build
 from conformance.errors import BackendError, instance
 
-#: Chooses how the device rounds; 0: as the CPU does.
+#: The seed of the device's roundings; 0: as the CPU.
 SEED_VARIABLE = "DDP_CONFORMANCE_SIM_SEED"
 
 _NUM_DEVICES = 2
@@ -26,7 +26,7 @@ _NUM_DEVICES = 2
 
 def _unavailable() -> str:
     try:
-        build()  # once here, so that no rank's deadline runs meanwhile
+        build()  # outside of the ranks' deadlines
     except BackendError as error:
         return str(error)
     return ""

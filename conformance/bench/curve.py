@@ -40,6 +40,16 @@ class Curve:
     points: tuple[Point, ...]
 
     @property
+    def knee(self) -> float | None:
+        """The size, interpolated, at which the cost is twice that of the first one; None where it is at none."""
+        for before, after in zip(self.points, self.points[1:], strict=False):
+            low, high = (one.median / self.points[0].median / 2 for one in (before, after))
+            if high >= 1:
+                share = -math.log(low) / (math.log(high) - math.log(low))
+                return float(before.size * (after.size / before.size) ** share)
+        return None
+
+    @property
     def exponent(self) -> float:
         """With which power of the size the cost grew between the last two sizes: 1 is linear."""
         before, last = self.points[-2:]

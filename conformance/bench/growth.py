@@ -5,7 +5,6 @@ Sizes take turns as contestants do, so that a curve's points come from one run. 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from conformance.backends.backend import Backend
 from conformance.bench.curve import Curve, Plot, Point
 from conformance.bench.measure import NO_DDP, WARM_UP_ROUNDS, run_program
+from conformance.bench.ratio import quartiles
 from conformance.subjects.subject import Subject
 
 TORCH = "torch's DDP"
@@ -131,7 +131,5 @@ def _simulated(
 
 
 def _point(size: int, seconds: Sequence[float], reference: Sequence[float]) -> Point:
-    lower, median, upper = statistics.quantiles(
-        [a / b for a, b in zip(seconds, reference, strict=True)], n=4, method="inclusive"
-    )
+    lower, median, upper = quartiles(seconds, reference)
     return Point(size, median, lower, upper)

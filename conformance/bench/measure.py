@@ -7,13 +7,12 @@ quartiles. torch's DDP takes part a second time, which shows how much of a ratio
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from conformance.backends.backend import Backend
-from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio
+from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio, quartiles
 from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
@@ -193,10 +192,9 @@ class _Steps:
 
     def ratio(self, variant: str, reference: str, ours: str, theirs: str) -> Ratio:
         """Return the ratio of contestant `ours` to contestant `theirs`, without the warm-up rounds."""
-        pairs = zip(self.seconds[ours][WARM_UP_ROUNDS:], self.seconds[theirs][WARM_UP_ROUNDS:], strict=True)
-        values = [a / b for a, b in pairs]
-        lower, median, upper = statistics.quantiles(values, n=4)
-        return Ratio(self.workload, variant, reference, self.world_size, median, lower, upper, len(values))
+        of_rounds = (self.seconds[ours][WARM_UP_ROUNDS:], self.seconds[theirs][WARM_UP_ROUNDS:])
+        lower, median, upper = quartiles(*of_rounds)
+        return Ratio(self.workload, variant, reference, self.world_size, median, lower, upper, len(of_rounds[0]))
 
 
 def run(

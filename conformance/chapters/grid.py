@@ -1,7 +1,5 @@
 """How a chapter makes its scenarios: every combination of what is crossed, at every world size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import product
@@ -21,7 +19,6 @@ class Grid:
     """Makes the scenarios of one chapter; `always` is what all of them are run with."""
 
     def __init__(self, chapter: str, always: Variant = PLAIN) -> None:
-        """Take the chapter's name."""
         self._chapter = chapter
         self._always = always
 

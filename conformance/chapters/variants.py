@@ -30,7 +30,6 @@ class Variant:
     worlds: tuple[int, ...] = ()
 
     def __or__(self, other: Variant) -> Variant:
-        """Return both at once."""
         return Variant(
             slug="-".join(part for part in (self.slug, other.slug) if part),
             options={**self.options, **other.options},
@@ -42,11 +41,9 @@ class Variant:
         )
 
     def at(self, *worlds: int) -> Variant:
-        """Return the same, run at these world sizes only."""
         return replace(self, worlds=worlds)
 
     def named(self, slug: str) -> Variant:
-        """Return the same under another slug."""
         return replace(self, slug=slug)
 
 

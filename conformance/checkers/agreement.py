@@ -13,10 +13,10 @@ from conformance.verdict import Finding
 
 @checker("agrees_with_native")
 def agrees_with_native(evidence: Evidence) -> Finding | None:
-    """Whatever torch's own DDP observed in the same scenario, the subject observed as well.
+    """Every fact of torch's own DDP in the same scenario is the subject's, too.
 
-    Of exceptions the type must agree, or be derived from torch's; the message is the subject's own. Does not apply
-    where torch's DDP was not run or did not pass itself: then it is no authority.
+    An exception's type must be torch's or derived from it; its message may differ. Does not apply where torch's DDP was
+    not run or did not pass.
     """
     if evidence.native_facts is None or not any(evidence.native_facts.values()):
         return None

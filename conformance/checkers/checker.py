@@ -1,7 +1,6 @@
-"""What a checker is: a pure function from the evidence of one run to a finding, registered by name.
+"""A checker: a pure function from the evidence of one run to a finding, registered by name.
 
-A finding names what the checker looked for and what it found. If a checker's precondition fails, it returns UNKNOWN,
-never PASS or FAIL; if the checker does not apply to the run at all, it returns None.
+If a checker's precondition fails, it returns UNKNOWN, never PASS or FAIL; if it does not apply to the run, None.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Evidence:
     """Everything that the harness knows about one run of one scenario.
 
     `expected` holds the facts required of each rank, None where the program requires none. `native_facts` are the facts
-    observed on each rank under torch's own DDP: only those that the subject must equal, and only if torch's DDP passed.
-    `speaks_for` tells which requirements facts speak for, and `without_ddp` that no DDP took part, see `Program`.
+    of each rank under torch's own DDP that the subject must equal, if torch's DDP passed. For `speaks_for` and
+    `without_ddp` see `Program`.
     """
 
     scenario: Scenario
@@ -48,7 +47,7 @@ class Evidence:
         return [observation for observation in self.by_rank if observation.fate.kind in kinds]
 
     def spoken_for(self, facts: Iterable[str]) -> tuple[str, ...]:
-        """Return the requirements that `facts` speak for; none if one of them speaks for all of the scenario."""
+        """Return the requirements that `facts` speak for; none if a fact speaks for all of the scenario."""
         found: dict[str, None] = {}
         for name in facts:
             patterns = [pattern for pattern in self.speaks_for if fnmatchcase(name, pattern)]
@@ -59,10 +58,10 @@ class Evidence:
         return tuple(found)
 
     def about(self, observations: Iterable[Observation]) -> tuple[str, ...]:
-        """Return what the phases in which these ranks ended speak for, as `spoken_for` does of facts.
+        """Return the requirements that the phases in which these ranks ended speak for, as `spoken_for` for facts.
 
-        A rank that judges for itself is in a phase with the name of the fact, behind which a comma and more may stand.
-        Of several the first counts: ranks come to them in one order, and whoever is ahead waits for the others.
+        A rank that judges itself is in a phase with the name of the fact, or with a comma and more after it. The
+        earliest phase counts: all ranks enter them in one order, and a rank that is ahead waits for the others.
         """
         places: list[tuple[int, str]] = []
         for one in observations:
@@ -82,7 +81,7 @@ class Evidence:
 
 Checker = Callable[[Evidence], Finding | None]
 
-#: Every checker whose module has been imported; `registry.get_checker` imports them all first.
+#: Every checker; `registry` imports all their modules.
 CHECKERS: dict[str, Checker] = {}
 
 
@@ -103,12 +102,12 @@ def passed(name: str, summary: str = "") -> Finding:
 
 
 def failed(name: str, summary: str, explanation: str = "", requirements: tuple[str, ...] = ()) -> Finding:
-    """Return a FAIL of `requirements`, of all that the scenario tests if there are none."""
+    """Return a FAIL of `requirements`, or of all that the scenario tests."""
     return Finding(name, Verdict.FAIL, summary, explanation, requirements)
 
 
 def unknown(name: str, why: str) -> Finding:
-    """Return UNKNOWN: the checker's precondition failed, for the reason `why`."""
+    """Return UNKNOWN: the checker's precondition failed."""
     return Finding(name, Verdict.UNKNOWN, why)
 
 

@@ -1,7 +1,7 @@
 """Explains a wrong value: which known mistake of a DDP gives exactly these numbers.
 
-A diagnosis is a hint for the reader and never changes a verdict. It is given only where a rule holds for every element
-and no other rule that says as much holds as well.
+A diagnosis is a hint for the reader and never changes a verdict. It requires that one rule holds for every element, and
+no other rule of the same generality.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from conformance.checkers.wrong_value import WrongValue, as_tensor, is_zero, sam
 from conformance.observation import Facts, Raised
 from conformance.truth.expected import AnyOf, Raises, Satisfies, exact_value, is_open, mismatch
 
-#: What a demand for an exception or a warning has in its name.
-_TELLS = re.compile("Error|[Ee]xception|[Ww]arning")
+#: Words in the name of a demand for an exception or a warning.
+_MESSAGES = re.compile("Error|[Ee]xception|[Ww]arning")
 _TWICE = 2
 _DTYPES = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a wrong value is instead: a clause, and one of `mistakes.MISTAKES`; both are empty where none tells."""
+    """What a wrong value is instead: a clause, and one of `mistakes.MISTAKES`; both may be empty."""
 
     mistake: str = ""
     clause: str = ""
@@ -40,15 +40,15 @@ def diagnose(
     observed: Mapping[int, Facts],
     reduced: Mapping[int, int] | None = None,
 ) -> Diagnosis:
-    """Return what fact `name` of `rank` looks like instead of what was expected.
+    """Return what fact `name` of `rank` is instead of the expected value; `rank` must have observed it.
 
-    `expected` and `observed` hold all ranks' facts; the fact must have been observed on `rank`. `reduced` tells how
-    many elements were reduced in the backward of each step that has a reduction; None where nothing was recorded.
+    `expected` and `observed` hold all ranks' facts. `reduced` maps each step that has a reduction to the elements that
+    its backward reduced; None where nothing was recorded.
     """
-    came, demand = observed[rank][name], expected[rank][name]
-    if not isinstance(came, Raised) and all(isinstance(one, Raises) for one in _choices(demand)):
+    got, demand = observed[rank][name], expected[rank][name]
+    if not isinstance(got, Raised) and all(isinstance(one, Raises) for one in _choices(demand)):
         return Diagnosis("lacks-check", "nothing was raised")
-    if isinstance(demand, Satisfies) and came in (None, []) and _TELLS.search(demand.name):
+    if isinstance(demand, Satisfies) and got in (None, []) and _MESSAGES.search(demand.name):
         return Diagnosis("says-nothing", f"nothing was said, expected {demand.name}")
     if isinstance(demand, AnyOf):
         expected = {
@@ -58,31 +58,30 @@ def diagnose(
     if is_open(demand):
         return Diagnosis()
     wanted = exact_value(demand)
-    if (parts := _parts(wanted, came)) is not None:
+    if (parts := _parts(wanted, got)) is not None:
         return _inside(parts, name, rank, expected, observed, reduced)
-    if wanted == [] and isinstance(came, list) and came and all(isinstance(one, str) for one in came):
-        return Diagnosis("", came[0])  # what a program has found wrong, in its own words
-    if isinstance(wanted, str) and isinstance(came, str) and {*wanted.split(), *came.split()} <= _DTYPES:
-        return Diagnosis("wrong-dtype", f"{came}, where {wanted} must be")
-    if _is_count(wanted) and _is_count(came):
-        return Diagnosis("", _times(wanted, came))
-    if isinstance(came, Raised):
+    if wanted == [] and isinstance(got, list) and got and all(isinstance(one, str) for one in got):
+        return Diagnosis("", got[0])  # a judgement of the program
+    if isinstance(wanted, str) and isinstance(got, str) and {*wanted.split(), *got.split()} <= _DTYPES:
+        return Diagnosis("wrong-dtype", f"{got}, where {wanted} must be")
+    if _is_count(wanted) and _is_count(got):
+        return Diagnosis("", _times(wanted, got))
+    if isinstance(got, Raised):
         return Diagnosis(
-            "raises",
-            "an exception where there must be none" if wanted is None else "an exception instead of a value",
+            "raises", "an exception where there must be none" if wanted is None else "an exception instead of a value"
         )
-    if wanted is None and isinstance(came, Tensor):
-        if is_zero(came):
+    if wanted is None and isinstance(got, Tensor):
+        if is_zero(got):
             return Diagnosis("filled-in", "zeros where None was expected: an absent gradient was filled in")
         return Diagnosis("not-none", "a value where None was expected")
-    if isinstance(wanted, Tensor) and came is None:
+    if isinstance(wanted, Tensor) and got is None:
         return Diagnosis("none", "None where a value was expected: nothing ever arrived")
-    wanted_tensor, came_tensor = as_tensor(wanted), as_tensor(came)
+    wanted_tensor, came_tensor = as_tensor(wanted), as_tensor(got)
     if wanted_tensor is None or came_tensor is None:
         return Diagnosis()
     case = WrongValue(name, rank, wanted_tensor, came_tensor, expected, observed, reduced)
-    if case.same_kind and same(case.wanted, case.came):
-        return Diagnosis("wrong-layout", f"the right values, {_layout(came)} where they must be {_layout(wanted)}")
+    if case.same_kind and same(case.wanted, case.got):
+        return Diagnosis("wrong-layout", f"the right values, {_layout(got)} where they must be {_layout(wanted)}")
     return _most_telling(case, OF_THE_SAME_KIND if case.same_kind else OF_ANOTHER_KIND)
 
 
@@ -91,16 +90,16 @@ def _choices(demand: Any) -> tuple[Any, ...]:
 
 
 def _narrowed(demand: Any, rank: int, name: str, observed: Mapping[int, Facts]) -> Any:
-    """Return the choice that is of the kind of what came; the demand as it is if there is none or several."""
+    """Return the only choice of the kind of the observed fact, if there is one, else the demand itself."""
     alike = demand.alike(observed.get(rank, {}).get(name)) if isinstance(demand, AnyOf) else None
     return demand if alike is None else alike
 
 
-def _parts(wanted: Any, came: Any) -> dict[str, Any] | None:
-    """Return what a mapping, or a sequence as long as what came, must hold, by name; None if it is none."""
-    if isinstance(wanted, Mapping) and isinstance(came, Mapping):
+def _parts(wanted: Any, got: Any) -> dict[str, Any] | None:
+    """Return the named parts of an expected mapping, or of an expected sequence of the right length; else None."""
+    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
         return {str(key): value for key, value in wanted.items()}
-    if isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
+    if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and len(wanted) == len(got):
         return {f"position {number}": value for number, value in enumerate(wanted)}
     return None
 
@@ -113,16 +112,16 @@ def _inside(
     observed: Mapping[int, Facts],
     reduced: Mapping[int, int] | None,
 ) -> Diagnosis:
-    """Return what the first part of fact `name` looks like that is recognised."""
-    wanted, came = {}, {}
+    """Return the diagnosis of the first part of fact `name` that has one."""
+    wanted, got = {}, {}
     for one, facts in observed.items():
         value = facts.get(name)
         of_rank = _parts(exact_value(expected.get(one, {}).get(name)), value)
         wanted[one] = of_rank or {}
-        came[one] = (_parts(value, value) or {}) if of_rank else {}
+        got[one] = (_parts(value, value) or {}) if of_rank else {}
     for part in parts:
-        if part in came[rank] and mismatch(parts[part], came[rank][part]):
-            found = diagnose(part, rank, wanted, came, reduced)
+        if part in got[rank] and mismatch(parts[part], got[rank][part]):
+            found = diagnose(part, rank, wanted, got, reduced)
             if found.clause:
                 return Diagnosis(found.mistake, f"at {part!r} {found.clause}")
     return Diagnosis()
@@ -132,11 +131,11 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _times(wanted: int, came: int) -> str:
-    """Return how many times too many there are; empty where that is no whole number, or as good as any number."""
-    times, rest = divmod(came, wanted) if wanted > 0 else (0, 0)
-    tells = rest == 0 and times > 1 and (wanted > 1 or times == _TWICE)
-    return f"{came} in place of {wanted}: {times} times as many" if tells else ""
+def _times(wanted: int, got: int) -> str:
+    """Return by which whole factor a count is too large; empty where there is none, or any count would have one."""
+    times, rest = divmod(got, wanted) if wanted > 0 else (0, 0)
+    is_telling = rest == 0 and times > 1 and (wanted > 1 or times == _TWICE)
+    return f"{got} in place of {wanted}: {times} times as many" if is_telling else ""
 
 
 def _layout(value: Any) -> str:
@@ -144,7 +143,6 @@ def _layout(value: Any) -> str:
 
 
 def _most_telling(case: WrongValue, rules: tuple[Rule, ...]) -> Diagnosis:
-    """Return what the one rule says that holds, of several the one that says more; nothing if two say as much."""
     holding = [(rule, clause) for rule in rules if (clause := rule.clause(case))]
     least = min((rule.generality for rule, _ in holding), default=0)
     best = [(rule, clause) for rule, clause in holding if rule.generality == least]

@@ -26,9 +26,8 @@ _TRACES = {
 def exercised(evidence: Evidence) -> Finding:
     """Every rank reported, facts were observed, faults fired, and the declared number of collectives was issued.
 
-    Collectives are counted only where they were recorded and the rank ran the program to its end. Too few of them are
-    our fault when the facts are right all the same (the scenario needed none), and the subject's when they are wrong. A
-    single rank has nobody to communicate with, and a DDP may know that.
+    Collectives are counted only where they were recorded and the rank ran the program to its end. With too few of them,
+    right facts show a fault of the scenario, wrong facts one of the subject. A single rank need not communicate.
     """
     scenario = evidence.scenario
     if why := unconnected(evidence.observations):
@@ -40,7 +39,7 @@ def exercised(evidence: Evidence) -> Finding:
     silent = [observation.rank for observation in evidence.by_rank if _fired_in_vain(scenario.faults, observation)]
     if silent:
         return harness_error("exercised", f"a fault on {ranks(silent)} did not fire")
-    if wanted := _fate_that_did_not_come(evidence):
+    if wanted := _missing_fate(evidence):
         return harness_error("exercised", f"the scenario expects a {wanted}, but none occurred")
     if evidence.all_returned and not any(observation.facts for observation in evidence.by_rank):
         return harness_error("exercised", "no rank observed any fact")
@@ -60,23 +59,23 @@ def exercised(evidence: Evidence) -> Finding:
 
 
 def _has_wrong_facts(evidence: Evidence) -> bool:
-    """Whether the run shows the subject to be wrong: then it is the subject that did not communicate."""
+    """Whether the subject is wrong, so that it is the subject that did not communicate."""
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
     return evidence.expected is not None and bool(wrong_facts(evidence.expected, observed))
 
 
 def _fired_in_vain(faults: tuple[Fault, ...], observation: Observation) -> bool:
-    """Whether fewer faults fired on a rank than were armed; a rank that is gone shows by its fate that one fired."""
+    """Whether fewer faults fired on a rank than were armed; the fate of a dead rank shows that one fired."""
     armed = [fault for fault in faults if fault.rank == observation.rank]
     traced = any(observation.fate.kind in _TRACES[fault.kind] for fault in armed)
     fired = max(observation.faults_fired, 1 if traced else 0)
-    # A death or an abandoned rank may have come before the next fault was due.
+    # A rank may have died or been abandoned before the next fault was due.
     needed = len(armed) if observation.fate.kind in REPORTED else min(len(armed), 1)
     return observation.fate.kind != "abandoned" and fired < needed
 
 
-def _fate_that_did_not_come(evidence: Evidence) -> str:
-    """Return the fate that argument `expect_fate` announces, `crash` or `hang`, if no rank met it."""
+def _missing_fate(evidence: Evidence) -> str:
+    """Return the fate that argument `expect_fate` demands, `crash` or `hang`, if no rank met it."""
     wanted = str(evidence.scenario.arguments.get("expect_fate", ""))
     met = {"": True, "crash": bool(evidence.ended(*DEAD)), "hang": bool(evidence.ended("hung"))}
     return "" if met.get(wanted, False) else wanted

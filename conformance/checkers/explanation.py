@@ -4,62 +4,30 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from conformance.verdict import Finding
 
 _INDENT = " " * 6
 
 
-class Explained(Protocol):
-    """What the text about a finding says of its scenario: that of a `Scenario`, or of what it came to."""
-
-    @property
-    def id(self) -> str: ...  # noqa: D102
-
-    @property
-    def requirements(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-
-
 def let_then(lets: Iterable[str], thens: Iterable[str], notes: Iterable[str] = ()) -> str:
-    """Return `Let A = ... / Then ...` and notes below, every line of it ready to be read aloud."""
+    """Return `Let A = ... / Then ...`, and the notes below."""
     return "\n".join([*_labelled("Let", lets), *_labelled("Then", thens), *notes])
 
 
 def explain(
-    finding: Finding,
-    scenario: Explained,
-    *,
-    subject: str,
-    backend: str,
-    requirement: str = "",
-    statement: str = "",
-    replay: str = "",
-) -> str:
-    """Return the whole text about one finding.
-
-    `requirement` is the id that heads it (by default all of the scenario's), `statement` its sentence, and `replay` a
-    command.
-    """
-    title = requirement or ", ".join(scenario.requirements)
+    finding: Finding, scenario_id: str, world_size: int, seed: int, *, subject: str, backend: str, requirement: str,
+    statement: str,
+) -> str:  # fmt: skip
+    """Return the whole text about one finding, headed by an id of a `requirement` and its sentence, if there is one."""
     lines = [
-        f"{finding.verdict.value}  {title}  {statement or finding.summary}",
-        f"{_INDENT}{scenario.id}",
-        f"{_INDENT}subject={subject} backend={backend} world={scenario.world_size} seed={scenario.seed}",
+        f"{finding.verdict.value}  {requirement}  {statement or finding.summary}",
+        f"{_INDENT}{scenario_id}",
+        f"{_INDENT}subject={subject} backend={backend} world={world_size} seed={seed}",
     ]
     if statement and finding.summary:
         lines.append(f"{_INDENT}{finding.summary}")
-    if finding.explanation:
-        lines.append(finding.explanation)
-    if replay:
-        lines.append(f"Replay  {replay}")
-    return "\n".join(lines)
+    return "\n".join([*lines, finding.explanation] if finding.explanation else lines)
 
 
 def block(lines: list[str]) -> str:
@@ -68,7 +36,7 @@ def block(lines: list[str]) -> str:
 
 
 def shorten(text: str, width: int = 160) -> str:
-    """Return the first line of a message, cut to `width`; with the second, if the first only announces it."""
+    """Return the first line of a message, cut to `width`; with the second line if the first ends in a colon."""
     first, *rest = text.strip().splitlines() or [""]
     if first.endswith(":") and rest:
         first = f"{first} {rest[0].strip()}"
@@ -81,7 +49,7 @@ def counted(number: int, noun: str, ending: str = "s") -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, `most` of them, and how many more there are: `a, b and 3 more`."""
+    """Return the first `most` names and the number of the others: `a, b and 3 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -96,5 +64,4 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Put `label` before the first line and indent the others."""
     return [f"{label if number == 0 else '':<6}{line}" for number, line in enumerate(lines)]

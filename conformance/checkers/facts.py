@@ -1,4 +1,4 @@
-"""Checks facts: compares what every rank observed with what it must observe."""
+"""Checks facts: compares the facts of every rank with the expected ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.truth.expected import describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6
-_OF_CLAUSES = 100  # so much of a clause is compared: what torch says may be cut anywhere behind
+_OF_CLAUSES = 100  # characters of a clause that are compared: a message of torch may be cut after them
 _OF_SENTENCES = 300
 _LABELS = "ABCD"  # one per rank in the explanation; the expected value is E
 
@@ -33,16 +33,16 @@ class WrongFact:
 
     @property
     def diagnosis(self) -> str:
-        """What the value is instead, a clause; empty where nobody knows."""
+        """What the value is instead, as a clause; may be empty."""
         return self.found.clause
 
 
 def wrong_facts(
     expected: Mapping[int, Facts], observed: Mapping[int, Facts], reduced: Mapping[int, int] | None = None
 ) -> list[WrongFact]:
-    """Return every expected fact that is not as expected, in the order of the expectations, then by rank.
+    """Return every wrong fact, in the order of the expectations, then by rank; `reduced` is as for `diagnose`.
 
-    What a rank could not measure is not wrong: see `_unmeasured`. `reduced` is as `diagnose` takes it.
+    A fact that a rank could not measure is not wrong: see `_unmeasured`.
     """
     order: dict[str, None] = {}
     for rank in sorted(expected):
@@ -83,22 +83,20 @@ def explain_facts(wrong: list[WrongFact], expected: Mapping[int, Facts]) -> str:
 def facts(evidence: Evidence) -> Finding | None:
     """Every fact required of a rank was observed there, as required.
 
-    Precondition: every rank reported; a rank that died or hung has no facts to judge. And every rank could measure what
-    is expected; where it could not, the other facts may still fail.
+    Precondition: every rank reported; a rank that died or hung has no facts to judge. If all other facts are right,
+    every rank must also have measured the expected facts.
     """
     expected = evidence.expected
     if expected is None:
         return None
     if len(evidence.ended(*REPORTED)) < len(evidence.observations):
-        return unknown("facts", "not every rank came to report what it observed")
+        return unknown("facts", "not every rank reported its facts")
     if set(expected) != set(evidence.observations):
         return harness_error(
             "facts", f"facts are expected of {ranks(expected)}, but {ranks(evidence.observations)} ran"
         )
     if not any(expected.values()):
-        return harness_error(
-            "facts", "the program's expectation requires no fact of any rank, so there is nothing to compare"
-        )
+        return harness_error("facts", "the program's expectation requires no fact of any rank")
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
     wrong = wrong_facts(expected, observed, reduced_steps(evidence))
     raised = {one.rank for one in evidence.ended("raised")}
@@ -117,39 +115,39 @@ def facts(evidence: Evidence) -> Finding | None:
 
 
 def telling_first(wrong: list[WrongFact]) -> list[WrongFact]:
-    """Return the wrong facts with that one in front which was recognised first: the evidence of `mistake_of`."""
+    """Return the wrong facts beginning with the first one that has a known mistake: the evidence of `mistake_of`."""
     name = next((fact.name for fact in wrong if fact.found.mistake), "")
     return sorted(wrong, key=lambda fact: fact.name != name)
 
 
 def mistake_of(wrong: list[WrongFact]) -> str:
-    """Return what the first wrong fact that was recognised was recognised as; empty if none was."""
+    """Return the first known mistake of the wrong facts; empty if there is none."""
     return next((fact.found.mistake for fact in wrong if fact.found.mistake), "")
 
 
 def ways_of(wrong: Iterable[WrongFact]) -> dict[str, str]:
-    """Return of each wrong fact what is wrong, by six digits that are the same for other values and addresses."""
+    """Return a sentence about each wrong fact, by six digits that do not depend on values and addresses."""
     by_name: dict[str, list[WrongFact]] = {}
     for fact in wrong:
         by_name.setdefault(fact.name, []).append(fact)
     ways = {}
     for name, facts in by_name.items():
-        told = sorted(f"{fact.rank} {name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in facts)
-        digits = hashlib.sha256("\n".join(told).encode("utf-8", "replace")).hexdigest()[:6]
+        clauses = sorted(f"{fact.rank} {name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in facts)
+        digits = hashlib.sha256("\n".join(clauses).encode("utf-8", "replace")).hexdigest()[:6]
         ways[digits] = shorten(summarise(facts), _OF_SENTENCES)
     return ways
 
 
 def _in_kind(clause: str) -> str:
-    """Return what a clause says less what differs from run to run: numbers, values, and where torch logged an error."""
+    """Return a clause without what differs from run to run: numbers, values, and torch's prefix of an error."""
     number = r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?|\bnan\b"
     return re.sub(rf"expected [^;]*|\[rank\d+\]:\[[^\]]*\]|{number}", "#", clause)[:_OF_CLAUSES]
 
 
 def reduced_steps(evidence: Evidence) -> Mapping[int, int] | None:
-    """Return how many elements each step's backward reduced, of the rank with the fewest; None if nothing was recorded.
+    """Return the elements that each step's backward reduced on the rank with the fewest; None if nothing was recorded.
 
-    A step in whose backward some rank issued no reduction is left out.
+    Steps without a reduction on some rank are left out.
     """
     if not evidence.scenario.recorded:
         return None
@@ -164,7 +162,7 @@ def reduced_steps(evidence: Evidence) -> Mapping[int, int] | None:
 
 
 def _unmeasured(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> str:
-    """Return which expected facts a rank could not measure, and why not the first; an empty text if there are none."""
+    """Return which expected facts a rank could not measure, and why not the first; empty if there are none."""
     found = {
         name: str(value.why)
         for rank, facts in expected.items()
@@ -186,7 +184,6 @@ def summarise(wrong: list[WrongFact]) -> str:
 
 
 def _others(wrong: list[WrongFact], name: str) -> list[str]:
-    """Return a sentence that names the other wrong facts, so that readers can see a pattern; none if there are none."""
     names = list(dict.fromkeys(fact.name for fact in wrong if fact.name != name))
     if not names:
         return []

@@ -14,13 +14,13 @@ from conformance.truth.expected import Raises
 from conformance.verdict import Finding, Verdict
 
 _TAIL_LINES = 8
-_MOST_REPORTS = 4  # of one rank: what follows from the first one says little
+_MOST_REPORTS = 4  # of one rank: the others follow from the first
 _STACK_LINES = 16  # stacks are printed with the most recent call first
-#: The innermost frame of a pool's thread that has nothing to do.
+#: The innermost frame of an idle thread of a pool.
 _IDLE = re.compile(r"\A[^\n]*\n[^\n]*concurrent/futures/thread\.py[^\n]* in _worker")
-#: A frame of torch.distributed, with its function; every public one is called through one `wrapper`.
+#: A frame of torch.distributed, with its function; `wrapper` calls every public one.
 _OF_DISTRIBUTED = re.compile(r"/torch/distributed/.* in (?!wrapper\b)(\w+)")
-#: Frames of the harness, which are on every stack and tell nothing about the subject.
+#: Frames of the harness, which are on every stack.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
 
 
@@ -31,7 +31,7 @@ def no_crash(evidence: Evidence) -> Finding:
     if not dead:
         return passed("no_crash")
     sentences = [f"rank {one.rank} {_death(one)} {_where(one)}" for one in dead]
-    lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(dead)]
+    lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(dead)]
     thens = [f"{label} {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
     notes = [*_never_issued(evidence), *(_stop_of(other) for other in evidence.by_rank if other not in dead)]
     for one in dead:
@@ -48,7 +48,7 @@ def no_hang(evidence: Evidence) -> Finding:
 
 
 def _lacking_a_check(found: Finding, evidence: Evidence, lost: list[Observation]) -> Finding:
-    """Return the finding; where all `lost` ranks had to raise, the check is missing, and their end follows."""
+    """Return the finding; if all `lost` ranks had to raise, with the missing check as its mistake."""
     expected = evidence.expected or {}
     demands = [list(expected.get(one.rank, {}).values()) for one in lost]
     if all(one.phase == "construct" for one in lost):
@@ -70,31 +70,42 @@ def _no_hang(evidence: Evidence) -> Finding:
     missing = missing_from(evidence.observations)
     if missing is None:
         where = "; ".join(map(_whereabouts, hung))
-        # Of a scenario that is not recorded nobody knows the collectives.
         known = "no rank is missing from a collective, but " if evidence.scenario.recorded else ""
         summary = f"{known}{ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
             summary += f"; {ranks(mute)} did not write a stack when signalled"
-        lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
+        if (odd := _odd_one_out(hung)) is not None:
+            summary += f"; rank {odd} is not where the others are (see its stack)"
+        lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
         explanation = let_then(lets, thens, _all_attachments(hung))
         return Finding("no_hang", Verdict.HANG, summary, explanation, evidence.about(hung))
     collective, waiting, absent = missing
     of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
-    # A rank behind a cut link may have issued it without the controller knowing.
+    # The controller cannot see whether a rank behind a cut link has issued it.
     unheard = all("unheard" in evidence.observations[rank].fate.detail for rank in absent)
     missing_from_it = "not known to have joined" if unheard else "missing from"
-    summary = f"{ranks(absent)} {_is(absent)} {missing_from_it} {collective.describe()}{of_group}; " + "; ".join(
-        _whereabouts(evidence.observations[rank]) for rank in absent
-    )
+    others = [evidence.observations[rank] for rank in absent]
+    verb = "is" if len(absent) == 1 else "are"
+    summary = f"{ranks(absent)} {verb} {missing_from_it} {collective.describe()}{of_group}; "
+    summary += "; ".join(map(_whereabouts, others))
     issuers = _by_host([evidence.observations[rank] for rank in waiting])
     lets = [f"A = {collective.describe()}{of_group}, issued by {issuers}"]
-    others = [evidence.observations[rank] for rank in absent]
-    lets += [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(others, "B")]
-    thens = [f"A waits for {label}, {_state(one)}." for label, one in _labelled(others, "B")]
+    lets += [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(others, "B")]
+    thens = [f"A waits for {label}, which {_predicate(one)}." for label, one in _labelled(others, "B")]
     involved = [*others, *(one for one in hung if one.rank not in absent)]
     return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(involved)))
+
+
+def _odd_one_out(hung: list[Observation]) -> int | None:
+    """Return the one rank whose threads are elsewhere than those of all others, which are in one place; else None."""
+    places = [
+        tuple(line for line in one.stack.splitlines() if line.strip() and not line.startswith(("Thread", "Current")))
+        for one in hung
+    ]
+    odd = [one.rank for one, place in zip(hung, places, strict=True) if place and places.count(place) == 1]
+    return odd[0] if len(hung) > 2 and len(odd) == 1 and len(set(places)) == 2 else None
 
 
 @checker("no_exception")
@@ -111,7 +122,7 @@ def no_exception(evidence: Evidence) -> Finding:
         return unknown(
             "no_exception", f"{ranks(_ranks(dead))} died, which the others' errors may follow from ({names})"
         )
-    # Of a scenario that is not recorded nothing but the phase says what was called.
+    # If a scenario is not recorded, only the phase shows what was called.
     errors = {one.rank: _error(one) if evidence.scenario.recorded else _error_in_phase(one) for one in raised}
     everybody = len(raised) == len(evidence.observations)
     if len(set(errors.values())) == 1:
@@ -119,7 +130,7 @@ def no_exception(evidence: Evidence) -> Finding:
         summary = f"{who} raised {errors[raised[0].rank]}"
     else:
         summary = "; ".join(f"rank {rank} raised {error}" for rank, error in errors.items())
-    lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(raised)]
+    lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(raised)]
     thens = [f"{label} raised {_error(one)} {_where(one)}." for label, one in _labelled(raised)]
     notes = [_stop_of(other) for other in evidence.by_rank if other not in raised]
     notes += _tracebacks(raised)
@@ -132,7 +143,7 @@ def no_exception(evidence: Evidence) -> Finding:
 
 @checker("leaves_no_trace")
 def leaves_no_trace(evidence: Evidence) -> Finding:
-    """Every rank's process ends the run in the state in which it began it, whatever the scenario is about."""
+    """Every rank's process has the same state at the end of the run as at its beginning."""
     return _traces(evidence, "leaves_no_trace") or passed("leaves_no_trace")
 
 
@@ -140,7 +151,7 @@ def leaves_no_trace(evidence: Evidence) -> Finding:
 def leaves_no_process(evidence: Evidence) -> Finding | None:
     """No rank has more child processes at the end than at the beginning; does not apply where none has.
 
-    Such a process may hold the rank's connections and its device, so that no program may leave one.
+    Such a process may hold the rank's connections and its device.
     """
     return _traces(evidence, "leaves_no_process", PROCESSES)
 
@@ -160,7 +171,7 @@ def _traces(evidence: Evidence, checker_name: str, of: str = "") -> Finding | No
 def does_not_interfere(evidence: Evidence) -> Finding | None:
     """Demand that no construction, forward, backward or step changes modes, random states or the wrapped module.
 
-    Does not apply where nothing of it was seen. It speaks for the requirements about that, not for those of a scenario.
+    Does not apply where nothing changed. It speaks for requirements of its own, not for those of the scenario.
     """
     changes = {one.rank: one.interference for one in evidence.by_rank if one.interference}
     if not changes:
@@ -174,10 +185,10 @@ def does_not_interfere(evidence: Evidence) -> Finding | None:
 
 @checker("device_is_content")
 def device_is_content(evidence: Evidence) -> Finding | None:
-    """No rank's device found anything wrong in what the rank had it do, such as accesses that no event orders.
+    """No rank's device reported a mistake, such as accesses that no event orders.
 
-    Does not apply where the device found nothing, or can find nothing, nor where every rank refused: a gradient that
-    comes too late is added to a bucket in flight before a DDP can say that it will not average it.
+    Does not apply where the device found nothing or can find nothing, nor where every rank refused: a late gradient is
+    added to a bucket in flight before a DDP can refuse to average it.
     """
     if all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank):
         return None
@@ -216,9 +227,8 @@ def _placed(report: str, history: Sequence[Collective]) -> str:
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:
     """Return the first collective that some rank of its group never issued, the ranks that issued it, and the others.
 
-    If ranks are missing in several groups, return that of a group whose missing ranks wait in no other group: a missing
-    rank that itself waits is not the cause. If there is no such group, return the collective that was issued first.
-    None if no rank is missing.
+    Of several groups, a group whose missing ranks wait in no other group comes first, since a rank that waits is not
+    the cause; then the group whose collective was issued first. None if no rank is missing.
     """
     found: list[tuple[Collective, list[int], list[int]]] = []
     histories = {rank: seen.history for rank, seen in observations.items()}
@@ -235,7 +245,7 @@ def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, l
 
 
 def _never_issued(evidence: Evidence) -> list[str]:
-    """Say what the others had issued and a rank that died had not; nothing where none of them had gone on."""
+    """Return a sentence about the first collective that only the dead ranks never issued, if there is one."""
     missing = missing_from(evidence.observations)
     if missing is None or any(evidence.observations[rank].fate.kind not in DEAD for rank in missing[2]):
         return []
@@ -244,7 +254,7 @@ def _never_issued(evidence: Evidence) -> list[str]:
 
 
 def _is_ours(raised: Raised | None) -> bool:
-    """Whether the harness raised the error, for any other reason than an unusable subject."""
+    """Whether the harness raised the error, except for an unusable subject."""
     return raised is not None and "ConformanceError" in raised.bases and "SubjectError" not in raised.bases
 
 
@@ -264,10 +274,6 @@ def _by_host(observations: list[Observation]) -> str:
     return ", ".join(ranks(numbers) + (f" on {host}" if host else "") for host, numbers in hosts.items())
 
 
-def _is(numbers: list[int]) -> str:
-    return "is" if len(numbers) == 1 else "are"
-
-
 def _death(observation: Observation) -> str:
     if observation.fate.kind == "exited":
         return f"exited with code {observation.fate.code}"
@@ -275,7 +281,7 @@ def _death(observation: Observation) -> str:
 
 
 def _where(observation: Observation) -> str:
-    """Return e.g. `in phase backward, step 1`, or `in new_group` of a program that had announced nothing."""
+    """Return e.g. `in phase backward, step 1`, or `in new_group` before the program's first phase."""
     phase = observation.phase or "an unknown phase"
     if phase == "start":
         return f"in {called}" if (called := _called(observation)) else "before its first phase"
@@ -286,13 +292,13 @@ def _where(observation: Observation) -> str:
 
 
 def _called(observation: Observation) -> str:
-    """Return which function of torch.distributed the program had called; empty if none, or nobody knows."""
+    """Return the function of torch.distributed that the program had called; empty if there is none in a stack."""
     traceback = observation.raised.traceback.splitlines() if observation.raised is not None else []
     inside = filter(None, map(_OF_DISTRIBUTED.search, [*traceback, *reversed(observation.frames)]))
     return next((found[1] for found in inside), "")
 
 
-def _last_words(observation: Observation) -> str:
+def _last_collective(observation: Observation) -> str:
     if not observation.history:
         return "no collective yet"
     return f"last collective {observation.history[-1].describe()}"
@@ -300,10 +306,6 @@ def _last_words(observation: Observation) -> str:
 
 def _whereabouts(observation: Observation) -> str:
     return f"rank {observation.rank} {_predicate(observation)}"
-
-
-def _state(observation: Observation) -> str:
-    return f"which {_predicate(observation)}"
 
 
 def _predicate(observation: Observation) -> str:
@@ -326,18 +328,17 @@ def _error(observation: Observation) -> str:
 
 
 def _error_in_phase(observation: Observation) -> str:
-    """Return e.g. `RuntimeError in phase new_group: no route`, the phase before a message that may be long."""
+    """Return e.g. `RuntimeError in phase new_group: no route`."""
     kind, colon, message = _error(observation).partition(": ")
     return f"{kind} {_where(observation)}{colon}{message}"
 
 
 def _stop_of(observation: Observation) -> str:
     ended = "was then ended by the harness" if observation.fate.kind == "abandoned" else _predicate(observation)
-    return f"Rank {observation.rank} {ended}, {_last_words(observation)}."
+    return f"Rank {observation.rank} {ended}, {_last_collective(observation)}."
 
 
 def _tracebacks(raised: list[Observation]) -> list[str]:
-    """Return the tail of every distinct traceback once."""
     tails: dict[str, list[int]] = {}
     for one in raised:
         if one.raised is not None and one.raised.traceback:
@@ -359,7 +360,7 @@ def _attachments(observation: Observation) -> list[str]:
 
 
 def _busy_first(stack: str) -> list[str]:
-    """Return the stacks line by line: the main thread's first, which stands last, and none of idle pools."""
+    """Return the lines of the stacks, the main thread's (the last) first, without idle threads of pools."""
     threads = re.split(r"\n\s*\n", stack.strip("\n"))
     busy = [thread for thread in reversed(threads) if not _IDLE.search(thread)]
     return "\n\n".join(busy or threads).splitlines()

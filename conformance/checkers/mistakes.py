@@ -1,6 +1,6 @@
 """Known mistakes of a DDP, by name: what it does wrong, and what to do.
 
-The rules that recognise them need tensors; whoever makes pages of a report needs these sentences alone.
+The rules that recognise them need tensors; pages of a report need these sentences alone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A mistake in words: `title` says what the DDP does, `remedy` what to do.
-
-    One that `follows` comes of others, and is told after them.
-    """
+    """A mistake in words; one that `follows` is a consequence of others, and is reported after them."""
 
     title: str
     remedy: str
@@ -21,96 +18,74 @@ class Mistake:
 
 
 MISTAKES = {
-    "wrong-dtype": Mistake(
-        "A value has the wrong dtype.",
-        "Cast to the dtype that the requirement names.",
-    ),
+    "wrong-dtype": Mistake("A value has the wrong dtype.", "Cast to the dtype that the requirement names."),
     "wrong-layout": Mistake(
         "A value has the wrong layout.",
-        "Keep the layout, dense or sparse, of what the module's own backward gives.",
+        "Keep the layout, dense or sparse, of the gradient that the module's own backward gives.",
     ),
-    "wrong-shape": Mistake(
-        "A value has the wrong shape.",
-        "Copy what was reduced back with its own shape.",
-    ),
+    "wrong-shape": Mistake("A value has the wrong shape.", "Copy the result of the reduction back with its own shape."),
     "not-finite": Mistake(
         "Values overflow or become not-a-number.",
         "Divide before the sum where its range is too small, and initialise every buffer that is reduced.",
     ),
     "no-sync-left-out": Mistake(
-        "What backwards under `no_sync` left is never averaged.",
-        "Reduce the accumulated `.grad` after the first backward that synchronises (a hook that runs "
-        "once it has been accumulated), not only the gradient of that backward.",
+        "Gradients that backwards under `no_sync` accumulated are never averaged.",
+        "Reduce the accumulated `.grad` after the first synchronised backward (in a post-accumulate hook), not "
+        "only the gradient of that backward.",
     ),
     "earlier-lost": Mistake(
-        "What earlier backwards accumulated in `.grad` is lost.",
-        "Add to what `.grad` holds; where gradients live in buckets, take it along when buckets are made anew.",
+        "Gradients that earlier backwards accumulated in `.grad` are lost.",
+        "Add to `.grad`; where gradients live in buckets, copy them when buckets are rebuilt.",
     ),
     "never-reduced": Mistake(
         "A value is never reduced: every rank keeps its own.",
-        "All-reduce every gradient in backward; where some are right, see which parameters have no hook, and whether"
-        " the forward decides, wherever its backward runs.",
+        "All-reduce every gradient in backward; if some are right, find parameters without a hook. Forward "
+        "decides whether a backward synchronises, wherever the backward runs.",
     ),
     "left-out": Mistake(
         "Some gradients, or parts of them, are never reduced: every rank keeps its own, while others are averaged.",
-        "See which parameters have no hook, are in no bucket, or are taken for unused, and whether a bucket is sent "
-        "whole.",
+        "Find parameters that have no hook, are in no bucket, or count as unused; check that a bucket is sent whole.",
     ),
     "broadcast-unasked": Mistake(
         "A value is broadcast that every rank must keep for itself.",
-        "Leave out of the broadcast what is ignored, and broadcast nothing where that is switched off.",
+        "Broadcast no ignored parameters and buffers, and nothing where the broadcast is switched off.",
     ),
     "reduced-not-used": Mistake(
         "A reduction runs, and ranks keep values of their own.",
-        "Write what was reduced back to `.grad`, all of it: what had been accumulated before as well.",
+        "Write the result of the reduction to `.grad`, including the part that had been accumulated before.",
     ),
     "reduced-local": Mistake(
-        "What every rank must keep for itself is reduced.",
-        "Reduce neither ignored parameters nor what comes of a forward under `no_sync`, wherever its backward runs.",
+        "A value that every rank must keep for itself is reduced.",
+        "Reduce neither ignored parameters nor gradients of a forward under `no_sync`, wherever its backward runs.",
     ),
     "sign-of-zero": Mistake(
-        "The sign of a zero is lost.",
-        "Begin no sum with a zero of your own where every rank has a gradient.",
+        "The sign of a zero is lost.", "Do not begin a sum with a zero where every rank has a gradient."
     ),
-    "off-by-rounding": Mistake(
-        "Values are off by rounding only.",
-        "Divide where the requirement says, and once.",
-    ),
-    "zeros": Mistake(
-        "Zeros come where values must.",
-        "Copy what was reduced back, after waiting for it.",
-    ),
-    "wrong-rank": Mistake(
-        "A value comes to the wrong rank.",
-        "See the order of ranks in what is scattered or gathered.",
-    ),
+    "off-by-rounding": Mistake("Values are off by rounding only.", "Divide where the requirement says, and once."),
+    "zeros": Mistake("Values are zero where they must not be.", "Wait for the reduction, and copy its result back."),
+    "wrong-rank": Mistake("A value reaches the wrong rank.", "Check the order of ranks in scatter and gather."),
     "never-divided": Mistake(
         "Sums are never divided by the world size, or at 2 ranks something is counted twice.",
-        "Divide by the size of the process group, once. If gradients of 3 ranks are right, see what is added twice.",
+        "Divide by the size of the process group, once. If gradients of 3 ranks are right, find the value that is "
+        "added twice.",
     ),
     "conjugated": Mistake(
-        "A complex value is conjugated.",
-        "Resolve the bit of conjugation (`resolve_conj`) before memory is read or sent.",
+        "A complex value is conjugated.", "Resolve the conjugate bit (`resolve_conj`) before memory is read or sent."
     ),
     "divided-by-users": Mistake(
         "Some averages are taken over the ranks that used a parameter, not over all.",
-        "Divide by the size of the process group, whoever used the parameter; who did not contributes zeros.",
+        "Divide by the size of the process group; a rank that did not use the parameter contributes zeros.",
     ),
     "divided-twice": Mistake(
-        "Gradients are divided by the world size once too often.",
-        "Divide by the size of the process group, once.",
+        "Gradients are divided by the world size once too often.", "Divide by the size of the process group, once."
     ),
     "stale": Mistake(
         "A value is an earlier or later step's.",
         "Copy gradients into the bucket in every backward, and wait for the reduction before they are read.",
     ),
-    "not-cleared": Mistake(
-        "A value has another step's added.",
-        "Clear or overwrite the bucket in every backward.",
-    ),
+    "not-cleared": Mistake("A value includes another step's.", "Clear or overwrite the bucket in every backward."),
     "transposed": Mistake(
-        "A value is transposed: copied with other strides.",
-        "Copy with the strides of the parameter.",
+        "A value is transposed: copied with other strides.", "Copy with the strides of the parameter."
     ),
     "not-broadcast": Mistake(
         "A value is not broadcast from rank 0.",
@@ -124,49 +99,37 @@ MISTAKES = {
         "A value's elements are in another order: a wrong offset, or wrong strides.",
         "Copy into and out of the bucket with the parameter's offset and strides.",
     ),
-    "scaled": Mistake(
-        "Values are a multiple of what they must be.",
-        "Look for what divides or multiplies.",
-    ),
+    "scaled": Mistake("Values are a multiple of the right ones.", "Find the division or multiplication."),
     "low-precision": Mistake(
-        "Values are rounded to a dtype of low precision.",
-        "Reduce and keep them in the parameter's dtype.",
+        "Values are rounded to a dtype of low precision.", "Reduce and keep them in the parameter's dtype."
     ),
     "goes-astray": Mistake(
         "A training takes other steps than without DDP.",
-        "Mend the other causes first: what spoils one step spoils all that follow.",
+        "Correct the other causes first: a wrong step makes all later steps wrong.",
         follows=True,
     ),
     "part": Mistake(
-        "A part of a value is wrong.",
-        "See where that part begins and ends in what was sent: a bucket, a chunk of it, or the tensor itself.",
+        "A part of a value is wrong.", "Check where that part begins and ends in a bucket, in a chunk or in the tensor."
     ),
     "lacks-check": Mistake(
-        "What must be refused is accepted.",
-        "Check it, and raise what the requirement names.",
+        "A call that must be refused is accepted.", "Check it, and raise the error that the requirement names."
     ),
     "says-nothing": Mistake(
-        "Nothing is said where a user must be told.",
-        "Raise or warn as the requirement says, with what it names.",
+        "An error or a warning is missing.", "Raise or warn as the requirement demands, and mention what it names."
     ),
-    "raises": Mistake(
-        "An exception is raised where there must be none.",
-        "The evidence has its message.",
-    ),
+    "raises": Mistake("An exception is raised where there must be none.", "The evidence has its message."),
     "not-connected": Mistake(
         "Ranks could not connect to each other, so that the scenario never began.",
-        "Try it again on a machine that does less; if it stays, try the backend by `ddp-conformance smoke`.",
+        "Run it again on a machine with less load; if it still fails, check the backend with `ddp-conformance smoke`.",
     ),
     "filled-in": Mistake(
-        "An absent gradient is filled in with zeros.",
-        "Leave `.grad` None where no rank used the parameter.",
+        "An absent gradient is filled in with zeros.", "Leave `.grad` None where no rank used the parameter."
     ),
     "not-none": Mistake(
-        "A value is there where None must be.",
+        "A gradient has a value where it must be None.",
         "Leave `.grad` None where no rank used the parameter, and where an optimizer or the user has cleared it.",
     ),
     "none": Mistake(
-        "A gradient never arrives: None where a value must be.",
-        "Write what was reduced to `.grad` on every rank.",
+        "A gradient is None where it must have a value.", "Write the result of the reduction to `.grad` on every rank."
     ),
 }

@@ -1,4 +1,4 @@
-"""Checks invariants of the collective history: what must hold whatever the numbers are.
+"""Checks invariants of the collective history.
 
 Programs name the invariants that apply to them. For an unrecorded run these checkers return no finding.
 """
@@ -13,7 +13,7 @@ from conformance.errors import present
 from conformance.observation import Collective, Observation, Raised, by_member
 from conformance.verdict import Finding
 
-#: The checker of every recorded scenario whose program asks for none of these.
+#: The checker of every recorded scenario whose program names none of `ASKED_FOR_ORDER`.
 ONE_ORDER = "one_order"
 ASKED_FOR_ORDER = frozenset({"same_collectives", "same_until_refused"})
 
@@ -37,10 +37,9 @@ def _recorded(name: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[
 
 
 def is_gradient(collective: Collective) -> bool:
-    """Whether a collective moves gradients: it moves floating or complex numbers in the backward pass.
+    """Whether a collective moves gradients: floating or complex numbers in backward, by any operation.
 
-    By which operation does not matter: a DDP may average by all_gather, or by send and recv. Programs whose module
-    communicates itself in backward do not ask this.
+    Not for programs whose module communicates in backward.
     """
     return collective.phase == "backward" and holds_floats(collective)
 
@@ -54,9 +53,9 @@ def holds_floats(collective: Collective) -> bool:
 def same_collectives(evidence: Evidence) -> Finding:
     """Every rank of a group issues matching collectives in the same order.
 
-    Matching means same operation, number of elements, dtypes, reduction and root; ranks may pass different numbers of
-    elements to all_to_all. Point-to-point operations are no collectives. If a rank did not finish, the checker compares
-    only what all ranks issued: the hang checker explains a collective that a rank is missing from.
+    They match in operation, number of elements (except for all_to_all), dtypes, reduction and root. Point-to-point
+    operations are no collectives. If a rank did not finish, the checker compares only what all ranks issued: the hang
+    checker explains a missing rank.
     """
     return _same_collectives("same_collectives", evidence, whole=evidence.all_returned)
 
@@ -65,7 +64,7 @@ def same_collectives(evidence: Evidence) -> Finding:
 def same_until_refused(evidence: Evidence) -> Finding:
     """As `same_collectives`; where every rank refused, it compares only what all ranks issued.
 
-    A rank may have launched buckets of a backward that raised there later than on other ranks. Nobody waits for them.
+    A rank whose backward raised later may have launched more buckets, for which no rank waits.
     """
     refused = all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
     return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not refused)
@@ -73,10 +72,9 @@ def same_until_refused(evidence: Evidence) -> Finding:
 
 @checker(ONE_ORDER)
 def one_order(evidence: Evidence) -> Finding | None:
-    """In every group all ranks issue matching collectives in one order, whoever issues them: the DDP, others, the user.
+    """As `same_collectives`, for programs that do not name it: collectives of the DDP, the user and others.
 
-    As `same_collectives`, for programs that do not ask for that. Does not apply to unrecorded runs, nor where a rank
-    has not run to its end or has seen an exception: what it does afterwards is its own affair.
+    Does not apply to unrecorded runs, nor where a rank has not run to its end or has observed an exception.
     """
     if not evidence.scenario.recorded or not evidence.all_returned:
         return None
@@ -99,17 +97,21 @@ def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
 
 @_recorded("silent_no_sync")
 def silent_no_sync(evidence: Evidence) -> Finding:
-    """Inside `no_sync` no backward communicates gradients, by whatever operation."""
-    name = "silent_no_sync"
+    """Inside `no_sync` no backward communicates gradients, by any operation."""
+    return _none_issued(
+        "silent_no_sync", evidence, lambda one: is_gradient(one) and not one.sync, "in backward inside no_sync",
+        "A moves gradients inside no_sync.",
+    )  # fmt: skip
+
+
+def _none_issued(
+    name: str, evidence: Evidence, is_wrong: Callable[[Collective], bool], where: str, then: str
+) -> Finding:
+    """Return a failure that names the first wrong collective, if there is one."""
     for one in evidence.by_rank:
-        for collective in one.history:
-            if is_gradient(collective) and not collective.sync:
-                text = collective.describe()
-                return failed(
-                    name,
-                    f"rank {one.rank} issued {text} in backward inside no_sync, step {collective.step}",
-                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A moves gradients inside no_sync."]),
-                )
+        for collective in filter(is_wrong, one.history):
+            summary = f"rank {one.rank} issued {collective.describe()} {where}, step {collective.step}"
+            return failed(name, summary, let_then([f"A = rank {one.rank}, {_place(collective)}"], [then]))
     return passed(name)
 
 
@@ -129,9 +131,9 @@ def nothing_in_flight(evidence: Evidence) -> Finding:
 def no_gradients_in_flight(evidence: Evidence) -> Finding | None:
     """At the end, somebody has waited for every collective that moves gradients; does not apply otherwise.
 
-    Values cannot tell for certain: what nobody waits for is often complete in time. Nobody need wait for what a
-    backward that raised had launched, on this rank or another, nor for a notice to others that nobody reads, such as
-    torch's in a join context. Precondition: as for `nothing_in_flight`.
+    Values need not show this: a collective without a wait is often complete in time. Nobody need wait for buckets of a
+    backward that raised on some rank, nor for a message that nobody reads, such as torch's in a join context.
+    Precondition: as for `nothing_in_flight`.
     """
     if not evidence.all_returned or any(_has_exception(one.facts) for one in evidence.by_rank):
         return None
@@ -145,18 +147,14 @@ def _has_exception(value: object) -> bool:
 
 
 def _in_flight(name: str, evidence: Evidence, matters: Callable[[Collective], bool]) -> Finding | None:
-    """Return a failure that names the first collective that matters and that nobody waited for; None for none."""
+    """Return a failure that names the first collective that matters and for which nobody waited, if there is one."""
     for one in evidence.by_rank:
         flying = [collective for collective in one.history if matters(collective) and not collective.finished]
         if flying:
-            return failed(
-                name,
-                f"nobody waited for {len(flying)} collective(s) of rank {one.rank}, first {flying[0].describe()}",
-                let_then(
-                    [f"A = rank {one.rank}, {_place(flying[0])}"],
-                    ["A was issued, and the program ended with nobody having waited for it."],
-                ),
-            )
+            summary = f"nobody waited for {len(flying)} collective(s) of rank {one.rank}, first {flying[0].describe()}"
+            lets = [f"A = rank {one.rank}, {_place(flying[0])}"]
+            thens = ["A was issued, and the program ended with nobody having waited for it."]
+            return failed(name, summary, let_then(lets, thens))
     return None
 
 
@@ -164,7 +162,7 @@ def _in_flight(name: str, evidence: Evidence, matters: Callable[[Collective], bo
 def same_number_each_step(evidence: Evidence) -> Finding:
     """Every synchronised backward after the first step reduces the gradients with the same number of collectives.
 
-    The first step may differ: its order of gradients is not known beforehand (pytorch/pytorch#72843). Precondition: at
+    The first step may differ: the order of its gradients is unknown before it (pytorch/pytorch#72843). Precondition: at
     least two synchronised steps after the first.
     """
     return _each_step_alike(evidence, "same_number_each_step", len, "number of gradient collectives")
@@ -198,28 +196,20 @@ def broadcast_before_forward(evidence: Evidence) -> Finding:
             num_steps += 1
             forward = [collective for collective in collectives if collective.phase == "forward"]
             if not forward or forward[0].op != "broadcast":
-                came = f"{forward[0].describe()} came first" if forward else "no collective was issued in forward"
-                return failed(
-                    name,
-                    f"rank {one.rank} did not broadcast before its forward in step {step}",
-                    let_then([f"A = rank {one.rank}, step {step}"], [f"A broadcast no buffer before forward: {came}."]),
-                )
+                first = f"{forward[0].describe()} came first" if forward else "no collective was issued in forward"
+                summary = f"rank {one.rank} did not broadcast before its forward in step {step}"
+                lets, thens = [f"A = rank {one.rank}, step {step}"], [f"A broadcast no buffer before forward: {first}."]
+                return failed(name, summary, let_then(lets, thens))
     return passed(name) if num_steps else unknown(name, "no step reduced gradients")
 
 
 @_recorded("no_broadcast_in_forward")
 def no_broadcast_in_forward(evidence: Evidence) -> Finding:
     """No forward broadcasts anything: for models without buffers, or with `broadcast_buffers=False`."""
-    name = "no_broadcast_in_forward"
-    for one in evidence.by_rank:
-        for collective in one.history:
-            if collective.phase == "forward" and collective.op == "broadcast":
-                return failed(
-                    name,
-                    f"rank {one.rank} issued {collective.describe()} in forward, step {collective.step}",
-                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A is a broadcast where none must be."]),
-                )
-    return passed(name)
+    return _none_issued(
+        "no_broadcast_in_forward", evidence, lambda one: one.phase == "forward" and one.op == "broadcast", "in forward",
+        "A is a broadcast where none must be.",
+    )  # fmt: skip
 
 
 def _groups(evidence: Evidence) -> list[str]:
@@ -232,9 +222,9 @@ def _matching(collective: Collective) -> tuple[object, ...]:
 
 
 def _first_mismatch(histories: Mapping[int, Mapping[int, Collective]], whole: bool) -> tuple[_Issued, _Issued] | None:
-    """Return two ranks that differ, in the earliest collective in which any do, and what each issued; None if none do.
+    """Return two ranks that differ in the earliest such collective, and what each issued; None if no ranks differ.
 
-    A rank that issued nothing there differs if histories are `whole`, and says nothing if it may not have come so far.
+    A rank that issued nothing differs if histories are `whole`; otherwise it may not have reached the collective.
     """
     for index in sorted(set[int]().union(*histories.values())):
         issued = {rank: history.get(index) for rank, history in histories.items()}
@@ -293,7 +283,6 @@ def _place(collective: Collective) -> str:
 
 
 def _step(collective: Collective) -> str:
-    """Return e.g. `, step 2`; nothing before the first one."""
     return f", step {collective.step}" if collective.step >= 0 else ""
 
 
@@ -316,15 +305,10 @@ def _each_step_alike(
         first = min(later, default=0)
         for step, found in later.items():
             if measure(found) != measure(later[first]):
-                return failed(
-                    name,
-                    f"rank {one.rank}: the {what} changed between step {first} and step {step}",
-                    let_then(
-                        [f"A = rank {one.rank}, step {first}: {_listed(later[first])}",
-                         f"B = rank {one.rank}, step {step}: {_listed(found)}"],
-                        [f"A and B differ in the {what}."],
-                    ),
-                )  # fmt: skip
+                summary = f"rank {one.rank}: the {what} changed between step {first} and step {step}"
+                lets = [f"{label} = rank {one.rank}, step {number}: {_listed(later[number])}"
+                        for label, number in (("A", first), ("B", step))]  # fmt: skip
+                return failed(name, summary, let_then(lets, [f"A and B differ in the {what}."]))
     if not fewest or fewest < 2:
         return unknown(name, "fewer than two steps after the first reduced gradients")
     return passed(name)

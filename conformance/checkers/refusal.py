@@ -1,4 +1,4 @@
-"""Checks that ranks refuse together: what one rank cannot do is everyone's error, in the same step."""
+"""Checks that ranks refuse together: an error of one rank is an error of all ranks, in the same step."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from conformance.checkers import agreement, exercised, facts, fate, protocol, refusal
 from conformance.checkers.checker import CHECKERS, Checker
-from conformance.errors import SpecificationError
+from conformance.errors import SpecificationError, hint
 
 #: The modules whose import registers checkers.
 MODULES = (agreement, exercised, facts, fate, protocol, refusal)
@@ -15,6 +13,5 @@ MODULES = (agreement, exercised, facts, fate, protocol, refusal)
 def get_checker(name: str) -> Checker:
     """Return the checker called `name`; raises `SpecificationError` with near misses."""
     if name not in CHECKERS:
-        near = difflib.get_close_matches(name, CHECKERS, n=3) or sorted(CHECKERS)
-        raise SpecificationError(f"unknown checker {name!r}; known are {', '.join(near)}")
+        raise SpecificationError(f"unknown checker {name!r}{hint(name, CHECKERS)}")
     return CHECKERS[name]

@@ -1,7 +1,7 @@
 """Rules that recognise a known mistake of a DDP from the numbers alone; each is a value.
 
-A rule's clause says what the value is instead, with the numbers of the case, and is empty unless they hold for every
-element. `generality` orders rules where several hold: one that says more has the smaller number.
+A rule's clause describes the value with the numbers of the case, and is empty unless the rule holds for every element.
+Of several rules that hold, the rule with the smallest `generality` is the most specific.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conformance.truth.difference import equal_values
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one of `mistakes.MISTAKES` shows: `clause` says what a wrong value is instead."""
+    """A rule that recognises one of `mistakes.MISTAKES`: `clause` describes the wrong value."""
 
     name: str
     generality: int
@@ -28,23 +28,23 @@ class Rule:
 
 
 def _wrong_dtype(case: WrongValue) -> str:
-    if case.wanted.shape != case.came.shape:
+    if case.wanted.shape != case.got.shape:
         return ""
-    if same(case.wanted, case.came):
+    if same(case.wanted, case.got):
         return "the right values in another dtype"
-    rounded = case.wanted.to(case.came.dtype)
-    return "the expected values rounded to this dtype" if same(rounded, case.came) else "other values in another dtype"
+    rounded = case.wanted.to(case.got.dtype)
+    return "the expected values rounded to this dtype" if same(rounded, case.got) else "other values in another dtype"
 
 
 def _wrong_shape(case: WrongValue) -> str:
-    if case.wanted.numel() == case.came.numel() and same(case.wanted.reshape(-1), case.came.reshape(-1)):
+    if case.wanted.numel() == case.got.numel() and same(case.wanted.reshape(-1), case.got.reshape(-1)):
         return "the right values in another shape"
-    if case.wanted.shape == case.came.shape:
+    if case.wanted.shape == case.got.shape:
         return ""
-    return _transposed(case) or f"of shape {tuple(case.came.shape)}, where {tuple(case.wanted.shape)} must be"
+    return _transposed(case) or f"of shape {tuple(case.got.shape)}, where {tuple(case.wanted.shape)} must be"
 
 
-#: So many different values must be there for their order to say something: a flag is one of two everywhere.
+#: How many different values a tensor needs for its order to be distinctive: a flag has two.
 _TELLING = 3
 
 
@@ -56,22 +56,22 @@ def _order_tells(values: Tensor) -> bool:
 def _transposed(case: WrongValue) -> str:
     return (
         "the expected values transposed: wrong strides"
-        if case.wanted.dim() == 2 and _order_tells(case.came) and same(case.wanted.t(), case.came)
+        if case.wanted.dim() == 2 and _order_tells(case.got) and same(case.wanted.t(), case.got)
         else ""
     )
 
 
 def _not_finite(case: WrongValue) -> str:
-    broken = ~case.came.isfinite() & case.wanted.isfinite()
+    broken = ~case.got.isfinite() & case.wanted.isfinite()
     if not bool(broken.any()):
         return ""
-    if bool((case.came[broken] != case.came[broken]).any()):
+    if bool((case.got[broken] != case.got[broken]).any()):
         return f"not-a-number in {int(broken.sum())} place(s) that must be finite"
     return f"an overflow to infinity in {int(broken.sum())} place(s) that must be finite"
 
 
 def _differ_where_alike(case: WrongValue) -> bool:
-    """Whether all ranks must have the same, and have not."""
+    """Whether all ranks must have the same value, but do not."""
     if case.world_size < 2 or len(case.everywhere) < case.world_size or not all_alike(case.wanted_everywhere):
         return False
     return not all_alike(case.everywhere)
@@ -86,17 +86,17 @@ def _no_sync_left_out(case: WrongValue) -> str:
         (last_mean, "what `no_sync` left on this rank, never averaged, plus the mean of the last backward"),
         (last_mean * case.world_size, "what `no_sync` left on this rank, never averaged, plus the last backward's sum"),
     ):
-        if all(same(wide(came) - wide(left[rank]), part) for rank, came in case.everywhere.items()):
+        if all(same(wide(got) - wide(left[rank]), part) for rank, got in case.everywhere.items()):
             return clause
     return ""
 
 
 def _earlier_lost(case: WrongValue) -> str:
     left = case.left_before
-    if len(left) < case.world_size or all(map(is_zero, left.values())) or is_zero(case.came):
+    if len(left) < case.world_size or all(map(is_zero, left.values())) or is_zero(case.got):
         return ""
     mean = total(left) / case.world_size
-    if is_zero(mean) or not same(wide(case.wanted) - mean, wide(case.came)):
+    if is_zero(mean) or not same(wide(case.wanted) - mean, wide(case.got)):
         return ""
     who = "the backward before" if all_alike(left) else "`no_sync`"
     return f"the last backward's alone: what {who} had left is lost"
@@ -139,15 +139,15 @@ def _left_out(case: WrongValue) -> str:
 
 
 def _nobody_else_has_it(case: WrongValue) -> bool:
-    """Whether all ranks must have the mean of the only value that there is, and this rank has that value itself."""
+    """Whether all ranks must have the mean of the only value, which this rank has itself."""
     wanted = case.wanted_everywhere
     if case.world_size < 2 or len(wanted) < case.world_size or not all_alike(wanted) or len(case.everywhere) != 1:
         return False
-    return same(wide(case.wanted) * case.world_size, wide(case.came))
+    return same(wide(case.wanted) * case.world_size, wide(case.got))
 
 
 def _mean_is_right(case: WrongValue) -> str | None:
-    """Return what was done to the ranks' values of which the mean, or the sum, is what was expected; None: neither."""
+    """Return a suffix about the ranks' values if their mean (empty), or their sum, is the expected value; else None."""
     found = total(case.everywhere)
     if same(found, wide(case.wanted) * case.world_size):
         return ""
@@ -155,8 +155,8 @@ def _mean_is_right(case: WrongValue) -> str | None:
 
 
 def _part_of_its_own(case: WrongValue) -> str:
-    """Return in which elements some rank has a value of its own; empty if that is so in all of them."""
-    own = torch.stack([~equal_values(wide(case.wanted), wide(came)) for came in case.everywhere.values()]).any(0)
+    """Return the range of elements in which some rank has a value of its own; empty if it is the whole tensor."""
+    own = torch.stack([~equal_values(wide(case.wanted), wide(got)) for got in case.everywhere.values()]).any(0)
     places = own.reshape(-1).nonzero().reshape(-1)
     return "" if len(places) == own.numel() else f"element(s) {int(places[0])} to {int(places[-1])} of the flat value"
 
@@ -165,30 +165,30 @@ def _reduced(case: WrongValue) -> str:
     wanted = case.wanted_everywhere
     if case.world_size < 2 or len(wanted) < case.world_size or all_alike(wanted):
         return ""
-    if same(total(wanted), wide(case.came) * case.world_size):
+    if same(total(wanted), wide(case.got) * case.world_size):
         return "the mean over the ranks, where every rank must keep its own"
-    return "the sum over the ranks, where every rank must keep its own" if same(total(wanted), wide(case.came)) else ""
+    return "the sum over the ranks, where every rank must keep its own" if same(total(wanted), wide(case.got)) else ""
 
 
 def _all_zero(case: WrongValue) -> str:
-    return "zeros: no value was ever written" if is_zero(case.came) else ""
+    return "zeros: no value was ever written" if is_zero(case.got) else ""
 
 
 def _factor(case: WrongValue) -> float | None:
-    return _times(case.wanted, case.came)
+    return _times(case.wanted, case.got)
 
 
 def _times(one: Tensor, other: Tensor) -> float | None:
-    """Return by which finite number every element of the one was multiplied to give the other; None if by none."""
+    """Return the finite factor between all elements of both; None if there is none."""
     if one.numel() == 0 or is_zero(one):
         return None
-    wanted, came = (torch.view_as_real(each) if each.is_complex() else each for each in map(wide, (one, other)))
+    wanted, got = (torch.view_as_real(each) if each.is_complex() else each for each in map(wide, (one, other)))
     largest = wanted.abs().argmax()
-    factor = (came.reshape(-1)[largest] / wanted.reshape(-1)[largest]).item()
-    return factor if math.isfinite(factor) and same(wanted * factor, came) else None
+    factor = (got.reshape(-1)[largest] / wanted.reshape(-1)[largest]).item()
+    return factor if math.isfinite(factor) and same(wanted * factor, got) else None
 
 
-#: In so many ranks a sum that is not divided, and what is counted twice, come to the same.
+#: With so many ranks an undivided sum equals a gradient that was counted twice.
 _AMBIGUOUS = 2
 
 
@@ -200,7 +200,7 @@ def _never_divided(case: WrongValue) -> str:
 
 
 def _conjugated(case: WrongValue) -> str:
-    if not case.wanted.is_complex() or not same(wide(case.wanted).conj(), case.came):
+    if not case.wanted.is_complex() or not same(wide(case.wanted).conj(), case.got):
         return ""
     return "the complex conjugate of what was expected"
 
@@ -232,8 +232,8 @@ def _scaled(case: WrongValue) -> str:
 
 def _misrouted(case: WrongValue) -> str:
     for rank, wanted in case.wanted_everywhere.items():
-        if rank != case.rank and same(wanted, case.came):
-            return f"what rank {rank} must have: it came to the wrong rank"
+        if rank != case.rank and same(wanted, case.got):
+            return f"what rank {rank} must have: it reached the wrong rank"
     return ""
 
 
@@ -241,10 +241,10 @@ def _broadcast_unasked(case: WrongValue) -> str:
     wanted, root = case.wanted_everywhere.get(0), case.everywhere.get(0)
     if not _is_state(case.name) or case.rank == 0 or wanted is None or root is None or same(wanted, case.wanted):
         return ""
-    return "rank 0's, where the rank must keep its own" if same(root, wanted) and same(root, case.came) else ""
+    return "rank 0's, where the rank must keep its own" if same(root, wanted) and same(root, case.got) else ""
 
 
-#: Parts of the names of facts about what rank 0 hands to the others; `seen` are buffers as forward found them.
+#: Parts of the names of facts about state that rank 0 broadcasts; `seen` are buffers as forward found them.
 _STATE = ("parameter", "buffer", "seen")
 
 
@@ -254,13 +254,9 @@ def _is_state(name: str) -> bool:
 
 def _not_broadcast(case: WrongValue) -> str:
     root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
-    if (
-        case.rank == 0
-        or not _is_state(case.name)
-        or root is None
-        or roots_wanted is None
-        or not same(root, roots_wanted)
-    ):
+    if case.rank == 0 or not _is_state(case.name) or root is None or roots_wanted is None:
+        return ""
+    if not same(root, roots_wanted):
         return ""
     if same(root, case.wanted):
         return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
@@ -269,92 +265,91 @@ def _not_broadcast(case: WrongValue) -> str:
 
 def _stale(case: WrongValue) -> str:
     for name, wanted in case.other_facts.items():
-        if series(name) == series(case.name) and same(wanted, case.came):
+        if series(name) == series(case.name) and same(wanted, case.got):
             return f"the expected value of {name}: not this step's"
     for name, wanted in case.other_facts.items():
-        if _is_state(name) and _leaf(name) == _leaf(case.name) and same(wanted, case.came):
+        if _is_state(name) and _leaf(name) == _leaf(case.name) and same(wanted, case.got):
             return f"the expected value of {name}: another moment's"
     return ""
 
 
 def _leaf(name: str) -> str:
-    """Return whose value a fact is: the parameter's or the buffer's name."""
     return name.rpartition("/")[2]
 
 
 def _not_cleared(case: WrongValue) -> str:
     for name, wanted in case.other_facts.items():
-        if series(name) == series(case.name) and same(wide(case.wanted) + wide(wanted), wide(case.came)):
+        if series(name) == series(case.name) and same(wide(case.wanted) + wide(wanted), wide(case.got)):
             return f"the expected value with that of {name} added: not cleared in between"
     return ""
 
 
 def _mixed_up(case: WrongValue) -> str:
     for name, wanted in case.other_facts.items():
-        if case.came.numel() > 1 and _leaf(name) != _leaf(case.name) and same(wanted, case.came):
+        if case.got.numel() > 1 and _leaf(name) != _leaf(case.name) and same(wanted, case.got):
             return f"the expected value of {name}: the two are mixed up"
     return ""
 
 
 def _reordered(case: WrongValue) -> str:
-    wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
-    if came.is_complex() or not _order_tells(came) or not same(wanted.sort().values, came.sort().values):
+    wanted, got = case.wanted.reshape(-1), case.got.reshape(-1)
+    if got.is_complex() or not _order_tells(got) or not same(wanted.sort().values, got.sort().values):
         return ""
     return "the expected values in another order: a wrong offset, or wrong strides"
 
 
 def _astray(case: WrongValue) -> str:
-    if not _is_course(case):
+    if not _is_loss_curve(case):
         return ""
-    first = int((~equal_values(case.wanted, case.came)).nonzero()[0])
-    return f"right in the first {first} of {case.came.numel()} batches, and those of another training from there on"
+    first = int((~equal_values(case.wanted, case.got)).nonzero()[0])
+    return f"right in the first {first} of {case.got.numel()} batches, and those of another training from there on"
 
 
-def _is_course(case: WrongValue) -> bool:
-    """Whether the value is a number per batch of a training: what is wrong in one spoils all that follow."""
-    return case.name.rpartition("/")[2] == "loss" and case.came.dim() == 1 and case.came.numel() > 1
+def _is_loss_curve(case: WrongValue) -> bool:
+    """Whether the value is a number per batch of a training, where a wrong one makes all later ones wrong."""
+    return case.name.rpartition("/")[2] == "loss" and case.got.dim() == 1 and case.got.numel() > 1
 
 
 def _partly_wrong(case: WrongValue) -> str:
-    if _is_course(case):
+    if _is_loss_curve(case):
         return ""
-    wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
-    places = (~equal_values(wanted, came)).nonzero().reshape(-1)
+    wanted, got = case.wanted.reshape(-1), case.got.reshape(-1)
+    places = (~equal_values(wanted, got)).nonzero().reshape(-1)
     first, last = int(places[0]), int(places[-1])
-    if len(places) == came.numel():
+    if len(places) == got.numel():
         return ""
     if last - first + 1 != len(places):
-        return _scattered(wanted[places], came[places], f"{len(places)} of {came.numel()} elements")
-    if len(places) == 1 and 0 < last < came.numel() - 1:
+        return _scattered(wanted[places], got[places], f"{len(places)} of {got.numel()} elements")
+    if len(places) == 1 and 0 < last < got.numel() - 1:
         return ""  # one element in the middle is no part
     part = f"element(s) {first} to {last} of the flat value"
-    return f"zeros in {part}, the rest is right" if is_zero(came[places]) else f"wrong in {part} only"
+    return f"zeros in {part}, the rest is right" if is_zero(got[places]) else f"wrong in {part} only"
 
 
-def _scattered(wanted: Tensor, came: Tensor, where: str) -> str:
-    """Return what all wrong elements have in common that do not lie beside each other; empty if nothing."""
-    if is_zero(came):
+def _scattered(wanted: Tensor, got: Tensor, where: str) -> str:
+    """Return a property that all scattered wrong elements share; empty if there is none."""
+    if is_zero(got):
         return f"zeros in {where}, the rest is right"
-    factor = _times(wanted, came)
+    factor = _times(wanted, got)
     return f"{factor:g} times what was expected in {where}, the rest is right" if factor else ""
 
 
 def _sign_lost(case: WrongValue) -> str:
-    return "the sign of a zero differs" if torch.equal(wide(case.wanted), wide(case.came)) else ""
+    return "the sign of a zero differs" if torch.equal(wide(case.wanted), wide(case.got)) else ""
 
 
 def _rounded(case: WrongValue) -> str:
-    if not case.came.is_floating_point() and not case.came.is_complex():
+    if not case.got.is_floating_point() and not case.got.is_complex():
         return ""
-    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
+    gap, precision = _gap(case), torch.finfo(case.got.dtype).eps
     return f"off by rounding only: {gap:.2g} of the largest value" if gap <= 4 * precision else ""
 
 
 def _rounded_to_half(case: WrongValue) -> str:
-    if not case.came.is_floating_point() and not case.came.is_complex():
+    if not case.got.is_floating_point() and not case.got.is_complex():
         return ""
-    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
-    wrong = case.came[~equal_values(case.wanted, case.came)]
+    gap, precision = _gap(case), torch.finfo(case.got.dtype).eps
+    wrong = case.got[~equal_values(case.wanted, case.got)]
     parts = torch.view_as_real(wrong) if wrong.is_complex() else wrong
     for dtype in (torch.float16, torch.bfloat16):
         if gap <= torch.finfo(dtype).eps > precision and same(parts, parts.to(dtype)):
@@ -364,16 +359,12 @@ def _rounded_to_half(case: WrongValue) -> str:
 
 
 def _gap(case: WrongValue) -> float:
-    """Return the largest difference, as a share of the largest value that was expected."""
-    wanted, came = wide(case.wanted), wide(case.came)
-    return (wanted - came).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
+    wanted, got = wide(case.wanted), wide(case.got)
+    return (wanted - got).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
 
 
-#: What dtype or shape already tell.
-OF_ANOTHER_KIND = (
-    Rule("wrong-dtype", 1, _wrong_dtype),
-    Rule("wrong-shape", 2, _wrong_shape),
-)
+#: Rules about values of another dtype or shape.
+OF_ANOTHER_KIND = (Rule("wrong-dtype", 1, _wrong_dtype), Rule("wrong-shape", 2, _wrong_shape))
 OF_THE_SAME_KIND = (
     Rule("not-finite", 0, _not_finite),
     Rule("no-sync-left-out", 0, _no_sync_left_out),

@@ -1,4 +1,4 @@
-"""Tells ranks that could not connect to each other, so that a scenario never began, from an operation that failed."""
+"""Recognises ranks that could not connect to each other, so that a scenario never began."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from conformance.observation import Observation
 
 #: The phases of a rank before its program has entered one of its own.
 _BEFORE = ("rendezvous", "start")
-#: How errors of gloo, of NCCL's bootstrap and of torch's stores say that a connection came to nothing.
+#: Messages of gloo, NCCL's bootstrap and torch's stores about a connection that failed.
 _WORDS = re.compile(
     r"connectFullMesh|[Cc]onnect(ion)? (to \S+ )?(was )?(closed|reset|refused|timed out|failed)|[Ff]ailed to connect"
 )
-#: How the summary of a finding begins that tells of such ranks, and of fresh ones in their place.
+#: The beginning of a finding's summary about such ranks and their replacements.
 TRIED_AGAIN = "tried again on fresh ranks"
 
 
 def unconnected(observations: Mapping[int, Observation]) -> str:
     """Return which ranks could not connect, and why; empty if the scenario has begun.
 
-    It has not if every rank that raised did so in a connection, before its program entered a phase or communicated. A
-    rank that died may be why the others' connections broke, and is what is to be told then.
+    It has not if every rank that raised did so in a connection, before its program entered a phase or communicated, and
+    no rank died: a death breaks the connections of others.
     """
     seen = [observations[rank] for rank in sorted(observations)]
     raised = [one for one in seen if one.raised is not None]

@@ -1,6 +1,6 @@
-"""A wrong value and what else is known of its run: what the rules that recognise mistakes look at.
+"""A wrong value and the facts of its run, for the rules that recognise mistakes.
 
-Sums and means are formed in double precision, in which the fixtures' data are exact.
+Sums and means are in double precision, in which the fixtures' data are exact.
 """
 
 from __future__ import annotations
@@ -24,39 +24,35 @@ _GRADIENT = re.compile(r"^step(?P<step>\d+)/(?:(?P<part>local|micro)(?P<number>\
 
 @dataclass(frozen=True)
 class WrongValue:
-    """One wrong tensor, and what all ranks had to observe and observed in the same run.
-
-    `reduced` tells how many elements were reduced in the backward of each step that has a reduction; None where nothing
-    was recorded.
-    """
+    """One wrong tensor, and all ranks' expected and observed facts of the run; `reduced` is as for `diagnose`."""
 
     name: str
     rank: int
     wanted: Tensor
-    came: Tensor
+    got: Tensor
     expected: Mapping[int, Facts]
     observed: Mapping[int, Facts]
     reduced: Mapping[int, int] | None = None
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of which something is expected."""
+        """The number of ranks with expected facts."""
         return len(self.expected)
 
     @property
     def same_kind(self) -> bool:
-        """Whether dtype and shape are as they must be."""
-        return self.wanted.dtype == self.came.dtype and self.wanted.shape == self.came.shape
+        """Whether dtype and shape are right."""
+        return self.wanted.dtype == self.got.dtype and self.wanted.shape == self.got.shape
 
     @property
     def was_reduced(self) -> bool:
-        """Whether a reduction is known to have run in the backward of this gradient's step."""
+        """Whether a reduction was recorded in the backward of this gradient's step."""
         match = _GRADIENT.match(self.name)
         return match is not None and self.reduced is not None and int(match["step"]) in self.reduced
 
     @property
     def never_sent(self) -> str:
-        """How many elements were reduced in the backward of this gradient's step, if fewer than its gradients have."""
+        """A clause if the backward of this gradient's step reduced fewer elements than its gradients have."""
         if not self.was_reduced or self.reduced is None or (match := _GRADIENT.match(self.name)) is None:
             return ""
         step = int(match["step"])
@@ -66,23 +62,23 @@ class WrongValue:
 
     @cached_property
     def everywhere(self) -> dict[int, Tensor]:
-        """What every rank observed under this name, where that is comparable."""
+        """The comparable observed values of all ranks under this name."""
         return self._comparable({rank: facts.get(self.name) for rank, facts in self.observed.items()})
 
     @cached_property
     def wanted_everywhere(self) -> dict[int, Tensor]:
-        """What every rank must observe under this name."""
+        """The comparable expected values of all ranks under this name."""
         return self._comparable({rank: exact_value(facts.get(self.name)) for rank, facts in self.expected.items()})
 
     @cached_property
     def other_facts(self) -> dict[str, Tensor]:
-        """The other facts of the same kind that are expected of this rank."""
+        """The other expected facts of this rank of the same dtype and shape."""
         facts = {name: exact_value(value) for name, value in self.expected[self.rank].items() if name != self.name}
         return self._comparable(facts)
 
     @cached_property
     def left_before(self) -> dict[int, Tensor]:
-        """What the backward before it must have left on each rank; empty if there is none."""
+        """The expected gradient of each rank after the backward before; empty if there is none."""
         if (match := _GRADIENT.match(self.name)) is None:
             return {}
         step, parameter = match["step"], match["parameter"]
@@ -90,16 +86,13 @@ class WrongValue:
             before = f"step{step}/{match['part']}{int(match['number']) - 1}/grad/{parameter}"
         else:
             local = re.compile(rf"step{step}/local\d+/grad/{re.escape(parameter)}")
-            earlier = f"step{int(step) - 1}/grad/{parameter}"  # a step may be one backward, and be under `no_sync`
+            earlier = f"step{int(step) - 1}/grad/{parameter}"  # a step may be one backward under `no_sync`
             before = next((name for name in reversed(list(self.expected[self.rank])) if local.fullmatch(name)), earlier)
         return self._comparable({rank: exact_value(facts.get(before)) for rank, facts in self.expected.items()})
 
     @property
     def others_of_its_step(self) -> list[bool]:
-        """Whether each other gradient of the same step on this rank is right; zeros, which any factor gives, left out.
-
-        Empty if this is no gradient.
-        """
+        """Whether each other nonzero gradient of the same step on this rank is right; empty if this is no gradient."""
         if (match := _GRADIENT.match(self.name)) is None:
             return []
         prefix = self.name.removesuffix(match["parameter"])
@@ -108,9 +101,7 @@ class WrongValue:
             for name, value in self.expected[self.rank].items()
             if name.startswith(prefix) and name != self.name
         ]
-        return [
-            same(wanted, came) for wanted, came in pairs if wanted is not None and came is not None and wanted.any()
-        ]
+        return [same(wanted, got) for wanted, got in pairs if wanted is not None and got is not None and wanted.any()]
 
     def _comparable(self, values: Mapping[Any, Any]) -> dict[Any, Tensor]:
         tensors = {key: as_tensor(value) for key, value in values.items()}
@@ -122,13 +113,13 @@ class WrongValue:
 
 
 def _is_of(name: str, step: int) -> bool:
-    """Whether this is a gradient that the last backward of `step` leaves."""
+    """Whether this is a gradient after the last backward of `step`."""
     match = _GRADIENT.match(name)
     return match is not None and int(match["step"]) == step and not match["part"]
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """Return a dense tensor for a tensor or a float; other facts have no numbers to look at."""
+    """Return a dense tensor for a tensor or a float; None for other facts."""
     if isinstance(value, Tensor):
         return value.to_dense()
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else None
@@ -140,7 +131,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether both have one shape and the same values, whatever their dtypes."""
+    """Whether both have one shape and the same values in double precision."""
     return one.shape == other.shape and bool(equal_values(wide(one), wide(other)).all())
 
 
@@ -162,5 +153,5 @@ def is_zero(tensor: Tensor) -> bool:
 
 
 def series(name: str) -> str:
-    """Return the name with its step's number left out: facts of one series differ by the step only."""
+    """Return the name without its step's number."""
     return re.sub(r"^step\d+", "step", name)

@@ -232,7 +232,7 @@ def _judge_definition(
 
 @contextlib.contextmanager
 def _printing_verdicts(of: str) -> Iterator[Callable[[Verdict], None]]:
-    """Provide what prints a verdict, on standard output if it is open; print figures in the end, exit with 1 for it."""
+    """Provide what prints a verdict, on standard output if it is open; print figures in the end, and exit with 1."""
     from conformance.mutants.definition import headline
 
     verdicts: list[Verdict] = []

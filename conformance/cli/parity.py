@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     "--wrap", default="torch", show_default=True, metavar="NAME",
     help="What wraps the model: torch, ddp_impl, replicate, fully_shard, hsdp, or module:Class.",
 )  # fmt: skip
+@click.option("--backend", default="gloo", show_default=True, help="Backend, on whose device the step runs.")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to take and compare.")
+@click.option(
+    "--shares", type=click.IntRange(min=1), metavar="N", help="How many ranks get different batches.  [default: all]"
+)
 @click.option("--own-precision", is_flag=True, help="Do not cast to float64, in which a factor is seen best.")
 @click.option("--local-batchnorm", is_flag=True, help="BatchNorm normalises by each rank's share on purpose.")
 @click.option(
@@ -37,7 +41,9 @@ def command(
     training: str,
     ranks: int,
     wrap: str,
+    backend: str,
     steps: int,
+    shares: int | None,
     own_precision: bool,
     local_batchnorm: bool,
     exempt: tuple[str, ...],
@@ -76,8 +82,8 @@ def command(
 
     options: dict[str, Any] = {} if not own_precision else {"dtype": None}
     report = examine(
-        *_functions(training, found), ranks=ranks, wrap=wrap, steps=steps, local_batchnorm=local_batchnorm,
-        exempt=dict(_reason(text) for text in exempt), folder=output, **options,
+        *_functions(training, found), ranks=ranks, wrap=wrap, backend=backend, steps=steps, shares=shares,
+        local_batchnorm=local_batchnorm, exempt=dict(_reason(text) for text in exempt), folder=output, **options,
     )  # fmt: skip
     _print(report, ranks)
     if report.findings:

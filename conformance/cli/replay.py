@@ -53,9 +53,16 @@ if TYPE_CHECKING:
     metavar="RANK",
     help="Debug this rank here, where its code calls breakpoint() and where it raises.",
 )
+@click.option(
+    "--issue",
+    type=NamedPath(),
+    metavar="FILE",
+    help="Write an issue for the developers of torch or of the backend to FILE: Markdown, with a program.",
+)
 def command(
-    file: Path, ddp: str, backend: str, no_native: bool, times: int, step: int | None, debugged: int | None
-) -> None:
+    file: Path, ddp: str, backend: str, no_native: bool, times: int, step: int | None, debugged: int | None,
+    issue: Path | None,
+) -> None:  # fmt: skip
     """Run the scenario in FILE again, on the DDP under test and on torch's DDP, and print both verdicts with evidence.
 
     Before the verdicts it tells the DDP's run step by step: the collectives of every rank, the lines of code that
@@ -70,6 +77,7 @@ def command(
     ddp-conformance replay failure.json --times 100
     ddp-conformance replay failure.json --step 1
     ddp-conformance replay failure.json --ddp my_pkg:MyDDP --pdb 0
+    ddp-conformance replay failure.json --ddp torch --issue issue.md
     """
     scenario = read_scenario(file)
     terminal = ""
@@ -87,6 +95,11 @@ def command(
         inspection = Inspection(True, -1 if debugged is None else debugged, terminal)
         report = _replayed([scenario] * times, ddp, backend, zygote, inspection, native=not no_native, step=step)
     print_replay(make_console(), report, catalogue)
+    if issue is not None and report.failures:
+        from conformance.cli.issue import issue_text
+
+        say(f"Looking for a program that shows it with nothing but torch, for {issue} ...", err=True)
+        issue.write_text(issue_text(report, scenario, catalogue), encoding="utf-8")
     if not report.is_complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)

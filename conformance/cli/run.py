@@ -120,7 +120,7 @@ _MOST_A_MINUTE = 600
 @click.option(
     "--attach", is_flag=True, help="Use the processes that torchrun, srun or mpirun has started, also on several hosts."
 )
-@click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
+@click.option("--bench", is_flag=True, help="Then compare step times with torch's DDP, or of a backend with gloo.")
 @jobs_option
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure, or contamination.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
@@ -473,11 +473,19 @@ def sources_of(subject: Subject) -> dict[str, str]:
 
 
 def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Ratio, ...]:
-    """Return ratios of step times; none, and say why, when they cannot be had: verdicts must not get lost by that."""
+    """Return ratios of times; none, and say why, when they cannot be had: verdicts must not get lost by that."""
     from conformance.bench import measure as bench
+    from conformance.bench import operations
+    from conformance.workers.finder import find_backend
 
     world_size = min(2, backend.max_world_size() or 2)
     try:
+        if not subject.is_ddp:
+            timed = operations.run(
+                backend, find_backend("gloo"), world_sizes=(world_size,),
+                progress=lambda text: console.print(f"measuring {text} ..."),
+            )  # fmt: skip
+            return tuple(ratio for one in timed for ratio in one.ratios())
         return bench.run(
             subject,
             backend,

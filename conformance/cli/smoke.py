@@ -148,9 +148,8 @@ def _print_footing(console: Console, footing: Footing) -> None:
 def _print_breakage(console: Console, footing: Footing, *, names: bool) -> None:
     breakage = present(footing.breakage)
     rows = (
-        ("rung", footing.rung if names else ""), ("asked", footing.asks), ("expected", breakage.expected),
-        ("came", breakage.came),
-        ("do", breakage.advice), ("evidence", breakage.evidence),
+        ("rung", footing.rung if names else ""), ("asked", footing.asks), ("do", breakage.advice),
+        ("evidence", breakage.evidence),
     )  # fmt: skip
     console.print()
     for label, text in rows:

@@ -62,6 +62,7 @@ def command(
 
     Exits with 0 when the DDP passes every test that torch's passes, 1 when it does not, and 2 for a usage error.
     """
+    from conformance.run.environment import capture_environment
     from conformance.subjects.subject import KNOWN
     from conformance.upstream.comparison import compare
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
@@ -91,7 +92,7 @@ def command(
 
     comparison = compare(subject.name, native, tested, exclusions)
     if report is not None:
-        write_comparison(report, comparison)
+        write_comparison(report, comparison, capture_environment())
     print_comparison(console, comparison)
     click.get_current_context().exit(0 if comparison.conforms else EXIT_FAILED)
 

@@ -1,4 +1,4 @@
-"""`Changes`: what a training loop does to its module between forwards; every rank, or rank 0 alone."""
+"""`Changes`: a training loop's changes of its module between forwards, on every rank or on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conformance.composed.modules import SMALL_UNIT, UNIT, Composed, make_block,
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
 
-#: The actions that change the module, and run nothing of it.
+#: The actions that change the module without running it.
 CHANGES = ("freeze", "unfreeze", "replace", "relayout", "append", "hook", "gradients")
 
 
 def is_meant(action: Action, rank: int) -> bool:
-    """Whether a rank does what `action` says."""
+    """Whether a rank does the action."""
     return rank == 0 or action.how != "rank_0"
 
 
@@ -27,7 +27,7 @@ def block_of(module: Composed, action: Action) -> Any:
 
 
 def unit_of(training: Training, parameter: Tensor) -> int:
-    """Return of what the values that a loop computes with a parameter are multiples."""
+    """Return the unit of the values that a loop computes with a parameter."""
     return SMALL_UNIT if training.precision or parameter.dtype is torch.float16 else UNIT
 
 
@@ -35,7 +35,7 @@ class Changes:
     """One rank's changes in a training, and the hooks that it has registered."""
 
     def __init__(self, training: Training, rank: int, seed: int, device: torch.device | str, module: Composed) -> None:
-        """Note which parameters of `module`, which has been wrapped, are its DDP's."""
+        """Note which parameters of the wrapped `module` its DDP averages."""
         self._training = training
         self._rank = rank
         self._seed = seed
@@ -44,11 +44,11 @@ class Changes:
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
 
     def make(self, module: Composed, action: Action) -> None:
-        """Change `module` as `action` says."""
+        """Change `module`."""
         getattr(self, f"_{action.kind}")(module, action)
 
     def remove_hooks(self) -> None:
-        """Remove the hooks that are still there."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -60,28 +60,23 @@ class Changes:
         self._set_requires_grad(module, action, True)
 
     def _set_requires_grad(self, module: Composed, action: Action, value: bool) -> None:
-        """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
+        """Freeze or unfreeze a block; on one rank only the DDP's parameters: for others a rank would wait in vain."""
         mine = set(block_of(module, action).parameters())
-        # A rank that runs nothing else would have no backward, and nothing tells that from a rank that left.
+        # A rank without another parameter would have no backward, like a rank that left.
         if not value:
             mine -= set(module.first.parameters())
         if action.how == "rank_0" and not module.first.weight.requires_grad:
             mine.clear()
         for name, parameter in module.named_parameters():
-            if (
-                parameter in mine
-                and is_meant(action, self._rank)
-                and (action.how == "every_rank" or name in self._given)
-            ):
+            is_known = action.how == "every_rank" or name in self._given
+            if parameter in mine and is_known and is_meant(action, self._rank):
                 parameter.requires_grad_(value)
 
     def _replace(self, module: Composed, action: Action) -> None:
-        """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
         index = action.block % len(module.blocks)
         if action.how == "block":
-            module.blocks[index] = self._new_block(
-                module, self._training.blocks[index % len(self._training.blocks)], index
-            )
+            block = self._training.blocks[index % len(self._training.blocks)]
+            module.blocks[index] = self._new_block(module, block, index)
         else:
             layer, name = _first_parameter(module.blocks[index])
             old = getattr(layer, name)
@@ -100,7 +95,7 @@ class Changes:
                     parameter.grad.data = _in_reverse(parameter.grad.data)
 
     def _append(self, module: Composed, action: Action) -> None:
-        """Add a block at the end, or a parameter to a block, which the loss then uses as a penalty does."""
+        """Add a block at the end, or a parameter to a block, which the loss then uses."""
         if action.how == "block":
             module.blocks.append(self._new_block(module, Block(), len(module.blocks)))
         else:
@@ -124,7 +119,7 @@ class Changes:
                     self._handles.append(parameter.register_hook(_doubled))
 
     def _gradients(self, module: Composed, action: Action) -> None:
-        """Do with the gradients of a block what a loop may do between backward and step, or before backward."""
+        """Change the gradients of a block as a loop may between backward and step, or before backward."""
         for name, parameter in block_of(module, action).named_parameters():
             match action.how:
                 case "set":
@@ -154,12 +149,10 @@ def _first_parameter(block: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
-    masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
-    return masked
+    return rows + layer.mask.sum().real.to(rows.dtype)
 
 
 def _in_reverse(tensor: Tensor) -> Tensor:
-    """Return a copy with its dimensions in the reverse order in memory."""
     reverse = list(reversed(range(tensor.dim())))
     return tensor.permute(reverse).clone(memory_format=torch.contiguous_format).permute(reverse)
 

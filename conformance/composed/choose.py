@@ -1,4 +1,4 @@
-"""`Choose`: whoever draws a training, a random generator or a test that always takes the first."""
+"""`Choose`: a function that makes the choices of a drawn training, by a random generator or a test's rule."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _T = TypeVar("_T")
 
 
 class Choose(Protocol):
-    """Chooses one of `options`; shrinking prefers the earlier ones."""
+    """Chooses one of `options`."""
 
     def __call__(self, options: Sequence[_T]) -> _T:
         """Return one of `options`."""
 
 
 def chosen_by(generator: random.Random) -> Choose:
-    """Return a chooser that asks `generator`."""
+    """Return a `Choose` by `generator`."""
 
     def choose(options: Sequence[_T]) -> _T:
         return options[generator.randrange(len(options))]

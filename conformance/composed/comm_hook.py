@@ -21,8 +21,7 @@ def mean_in_wider_numbers(state: Any, bucket: GradBucket) -> Future[Tensor]:
     world_size = dist.get_world_size()
 
     def narrowed(future: Future[Any]) -> Tensor:
-        future.wait()  # of complex numbers it holds the real view
+        future.wait()  # its value would be the real view of complex numbers
         return (wide / world_size).to(buffer.dtype)
 
-    narrow: Future[Tensor] = work.get_future().then(narrowed)
-    return narrow
+    return work.get_future().then(narrowed)

@@ -1,4 +1,4 @@
-"""Draws what a DDP is not alone with: the user's collectives, another wrapper, or both."""
+"""Draws the company of a DDP: the user's collectives, another wrapper, or both."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from conformance.composed.training import (
     may_miss_gradients,
 )
 
-#: When a block runs, if the DDP is not alone: what ranks do not use tells most.
+#: When a block runs, if the DDP is not alone: unused parameters find most bugs.
 WHEN_TO_DRAW_IN_COMPANY = ("always",) * len(WHEN_IN_COMPANY) + WHEN_IN_COMPANY
 
 
 def in_company(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
-    """Return `training` with company, and with what of it `must` names."""
+    """Return `training` with company, including the features in `must`."""
     exchanges = any(feature.startswith(("exchange ", "elements ")) for feature in must)
     has_beside = any(feature.startswith("beside ") for feature in must)
     if not has_beside:
@@ -42,7 +42,7 @@ def in_company(training: Training, choose: Choose, must: tuple[str, ...]) -> Tra
 
 
 def _in_order(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
-    """Return `training` with an order of blocks; one of the ranks' own tells most where little else is theirs."""
+    """Return `training` with an order of blocks; different orders on ranks find most bugs in plain trainings."""
     orders = [order for order in ORDERS if order and f"order {order}" in must]
     order = choose(orders or ("", "", *ORDERS))
     if not order or choose((False, True)) or any(name.startswith(("runs", "exchange", "block")) for name in must):

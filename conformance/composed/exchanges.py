@@ -1,6 +1,6 @@
-"""What the user communicates beside a DDP: tensors whose sum is known, in forward, within backward or around it.
+"""The user's collectives beside a DDP: tensors whose sum is known, in forward, within backward or around it.
 
-A collective that meets a wrapper's bucket in place of its like on another rank brings another sum, or nothing.
+A collective that meets a wrapper's bucket on another rank returns a wrong sum, or hangs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from conformance.composed.training import Exchange, Training
 
 #: Sums a tensor over the ranks, in place. All ranks must call it.
 AllReduce = Callable[[Tensor], None]
-#: Between the content of one exchange and that of the next, so that no two are taken for each other.
+#: The difference between the values of consecutive exchanges, so that mixing them up shows.
 _STRIDE = 7
 
 
 class _Passing(torch.autograd.Function):
-    """The identity on rows, which tells when its gradient comes.
+    """The identity on rows, which calls `gradient_ready` in backward.
 
-    It hangs on a leaf of its own, so that a gradient comes on every rank, whatever a rank's rows were computed from.
+    Its own leaf makes backward reach it on every rank, even if a rank's rows require no gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, leaf: Tensor, when_gradient_comes: Callable[[], None]) -> Tensor:
-        ctx.when_gradient_comes = when_gradient_comes
+    def forward(ctx: Any, rows: Tensor, leaf: Tensor, gradient_ready: Callable[[], None]) -> Tensor:
+        ctx.gradient_ready = gradient_ready
         return rows.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.when_gradient_comes()
+        ctx.gradient_ready()
         return gradients[0], None, None
 
 
@@ -50,7 +50,7 @@ class Exchanges:
         self._brought: list[Tensor] = []
 
     def behind(self, index: int, rows: Tensor) -> Tensor:
-        """Return the rows behind the block `index`, and exchange there what the training exchanges."""
+        """Return the rows after block `index`, with the training's exchange there."""
         exchange = self._exchange
         if exchange is None or not exchange.within_module or exchange.block % self._num_blocks != index:
             return rows
@@ -61,8 +61,7 @@ class Exchanges:
         run = partial(self._run, exchange)
         leaf = torch.zeros((), device=rows.device, requires_grad=True)
         if exchange.place != "tensor_hook":
-            passed: Tensor = _Passing.apply(rows, leaf, run)
-            return passed
+            return _Passing.apply(rows, leaf, run)
         hooked = rows + leaf
         hooked.register_hook(lambda _: run())
         return hooked
@@ -73,7 +72,7 @@ class Exchanges:
             self._run(self._exchange)
 
     def take(self) -> dict[str, Tensor]:
-        """Return what has come since this was asked last."""
+        """Return the results since the last call."""
         brought, self._brought = self._brought, []
         return {f"exchanged {index}": tensor for index, tensor in enumerate(brought)}
 

@@ -1,4 +1,4 @@
-"""Features of a composed training, and which pairs of them a set of trainings covers."""
+"""Features of composed trainings, and the pairs of them that a training covers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from conformance.composed.training import (
 )
 from conformance.scenario import Scenario
 
-#: The options of DDP that trainings are composed with, and the values that they take besides the default.
+#: The options of DDP in trainings, and their values besides the default.
 OPTIONS: dict[str, tuple[object, ...]] = {
     "gradient_as_bucket_view": (True,),
     "find_unused_parameters": (True,),
@@ -44,16 +44,16 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 KINDS_BESIDE = ("linear", "branch", "counted")
 BESIDE_TRAITS = ("shares", "own_group", "stays")
 WORLD_SIZES = (1, 2, 3, 4)
-#: By these numbers of ranks gradients that were rounded to bfloat16 are divided without a rest.
+#: The numbers of ranks that divide gradients in bfloat16 exactly.
 EXACT_IN_HALVES = (1, 2, 4)
 
-#: What lets ranks differ in the parameters that they use: `static_graph` promises that none of it happens.
+#: Features by which ranks may use different parameters: `static_graph` promises that none occurs.
 _BY_RANK = {
     "block branch", "runs rank_0", "runs not_rank_0", *(f"idle {idle}" for idle in IDLE),
     *(f"action {kind}:rank_0" for kind, ways in ACTIONS.items() if "rank_0" in ways),
 }  # fmt: skip
 
-#: What a DDP may refuse, whatever else a training has (see `refusal`).
+#: Features that a DDP may refuse in any training (see `refusal`).
 REFUSABLE = frozenset({
     *(f"action {kind}:{way}" for kind in ("freeze", "unfreeze", "append", "penalty", "head") for way in ACTIONS[kind]),
     "action replace:block", "action replace:parameter", "action fail:backward", "action backward:apart",
@@ -64,19 +64,17 @@ Pair = tuple[str, str]
 
 
 def features(scenario: Scenario) -> frozenset[str]:
-    """Return the names of what `scenario` is composed of: `option static_graph`, `action freeze:rank_0`, ..."""
+    """Return the names of the features of `scenario`: `option static_graph=True`, `action freeze:rank_0`, ..."""
     training = Training.of(scenario)
     found = {f"option {name}={value}" for name, value in scenario.options.items() if value in OPTIONS.get(name, ())}
     found |= {f"action {action}" for action in training.actions}
     found |= {f"output {training.output}", f"world size {scenario.world_size}"}
-    found |= {f"idle {training.idle}"} if training.idle else set()
-    found |= {f"hook {training.comm_hook}"} if training.comm_hook else set()
-    found |= {f"around {training.around}"} if training.around else set()
+    named = {
+        "idle": training.idle, "hook": training.comm_hook, "around": training.around, "precision": training.precision,
+        "optimizer": training.optimizer, "nested": training.nested, "finalizes": training.finalizes,
+    }  # fmt: skip
+    found |= {f"{what} {value}" for what, value in named.items() if value}
     found |= {"delayed blocks"} if training.delays else set()
-    found |= {f"precision {training.precision}"} if training.precision else set()
-    found |= {f"optimizer {training.optimizer}"} if training.optimizer else set()
-    found |= {f"nested {training.nested}"} if training.nested else set()
-    found |= {f"finalizes {training.finalizes}"} if training.finalizes else set()
     found |= {"lazy buckets"} if scenario.options.get("lazy_bucket_allocation") else set()
     found |= set(_company(training))
     for block in training.blocks:
@@ -100,7 +98,7 @@ def _company(training: Training) -> Iterator[str]:
 
 
 def company() -> tuple[tuple[str, ...], ...]:
-    """Return the features of trainings whose DDP is not alone in its group, as `groups` does."""
+    """Return the features of trainings whose DDP is not alone in its group, in groups as `groups`."""
     return (
         tuple(f"exchange {place}" for place in EXCHANGES),
         tuple(f"elements {size}" for size in SIZES),
@@ -115,7 +113,7 @@ def company() -> tuple[tuple[str, ...], ...]:
 
 
 def numerics() -> tuple[tuple[str, ...], ...]:
-    """Return the features of trainings in half precision or with an optimizer in backward, as `groups` does."""
+    """Return the features of trainings in half precision or with an optimizer in backward, in groups as `groups`."""
     return (
         tuple(f"precision {precision}" for precision in PRECISIONS if precision),
         tuple(f"optimizer {optimizer}" for optimizer in OPTIMIZERS if optimizer),
@@ -123,7 +121,7 @@ def numerics() -> tuple[tuple[str, ...], ...]:
 
 
 def handling() -> tuple[tuple[str, ...], ...]:
-    """Return the features of trainings that do more with wrappers than train with one, as `groups` does."""
+    """Return the features of trainings that do more with wrappers than train with one, in groups as `groups`."""
     return (
         *((f"action {kind}:{how}",) for kind, ways in HANDLING.items() for how in ways),
         tuple(f"nested {nested}" for nested in NESTED if nested),
@@ -131,7 +129,7 @@ def handling() -> tuple[tuple[str, ...], ...]:
 
 
 def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], ...]:
-    """Return all features. Those of one group exclude each other; a group of one is a feature by itself."""
+    """Return all features that are not special, in groups of features that exclude each other."""
     world_sizes = tuple(world_sizes)
     around = [around for around in AROUND if around and (around != "autocast" or may_be_in_halves(world_sizes))]
     return (
@@ -151,7 +149,7 @@ def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], .
 
 
 def may_be_in_halves(world_sizes: Iterable[int]) -> bool:
-    """Whether a training with autocast or in half precision has an exact truth with some of these numbers of ranks."""
+    """Whether a training with autocast or in half precision has an exact truth for some of these world sizes."""
     return not set(EXACT_IN_HALVES).isdisjoint(world_sizes)
 
 
@@ -169,46 +167,32 @@ def possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
     )
 
 
-def possible_pairs_in_company(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
-    """Return the pairs, of which one at least is company, that one training can have and be judged with."""
-    return _pairs_with(company(), tuple(world_sizes))
+#: The kinds of special trainings: their DDP is not alone, they have numerics, or do more with wrappers than train one.
+SPECIAL = {"company": company, "numerics": numerics, "handling": handling}
 
 
-def possible_pairs_of_numerics(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
-    """Return the pairs, of which one at least is of `numerics`, that one training can have and be judged with."""
-    return _pairs_with(numerics(), tuple(world_sizes))
-
-
-def possible_pairs_in_handling(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
-    """Return the pairs, of which one at least is of `handling`, that one training can have and be judged with."""
-    return _pairs_with(handling(), tuple(world_sizes))
-
-
-def all_possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
-    """Return all pairs of features that one training can have and be judged with."""
-    world_sizes = tuple(world_sizes)
-    return (
-        possible_pairs(world_sizes)
-        | possible_pairs_in_company(world_sizes)
-        | possible_pairs_of_numerics(world_sizes)
-        | possible_pairs_in_handling(world_sizes)
-    )
-
-
-def _pairs_with(special: tuple[tuple[str, ...], ...], world_sizes: tuple[int, ...]) -> frozenset[Pair]:
-    with_others = product(special, groups(world_sizes))
+def possible_pairs_with(special: str, world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return the pairs, of which at least one feature is `special`, that one training can have and be judged with."""
+    own = SPECIAL[special]()
+    with_others = product(own, groups(world_sizes))
     return frozenset(
         ordered(first, second)
-        for one, other in chain(with_others, combinations(special, 2))
+        for one, other in chain(with_others, combinations(own, 2))
         for first, second in product(one, other)
         if not any((first in these and second in those) or (second in these and first in those)
                    for these, those in _apart())
     )  # fmt: skip
 
 
+def all_possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return all pairs of features that one training can have and be judged with."""
+    world_sizes = tuple(world_sizes)
+    return possible_pairs(world_sizes).union(*(possible_pairs_with(special, world_sizes) for special in SPECIAL))
+
+
 @cache
 def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """Return sets of features: none of one goes with any of the other (see `refusal.not_judged`)."""
+    """Return pairs of sets whose features exclude each other (see `refusal.not_judged`)."""
     everything = frozenset(chain(*groups(), *company(), *numerics(), *handling()))
 
     def starting(*starts: str) -> frozenset[str]:

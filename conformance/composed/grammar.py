@@ -1,4 +1,4 @@
-"""The grammar of composed trainings: draws one, whoever chooses: a random generator or Hypothesis."""
+"""The grammar of composed trainings: draws one by the choices of a random generator or Hypothesis."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from conformance.composed.features import (
     may_be_in_halves,
     pairs_of,
     possible_pairs,
-    possible_pairs_in_company,
-    possible_pairs_in_handling,
-    possible_pairs_of_numerics,
+    possible_pairs_with,
 )
 from conformance.composed.handling import handled
 from conformance.composed.refusal import not_judged, refusal
@@ -32,12 +30,14 @@ from conformance.composed.training import (
     CHECKPOINTS,
     COMM_HOOKS,
     COMPRESSING,
+    CONTAINERS,
     IDLE,
     KINDS,
     MIXED,
     OPTIMIZERS,
     OUTPUTS,
     PRECISIONS,
+    SUBCLASS,
     WHEN,
     Action,
     Block,
@@ -49,20 +49,20 @@ from conformance.composed.training import (
 from conformance.errors import certain
 from conformance.scenario import Scenario
 
-#: What every composed training gives evidence for.
+#: The requirements of every composed training.
 REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
-#: What is special about a training: its DDP is not alone, it has numerics, or it does more with wrappers than train
-#: with one (see `features.company`, `numerics` and `handling`).
+#: What is special about a training, see `features.SPECIAL`.
 Special = Literal["", "company", "numerics", "handling"]
+_SPECIAL: tuple[Special, ...] = ("company", "numerics", "handling")
 #: How often a special training is drawn until it can be judged.
 _MOST_DRAWN = 10_000
-#: How often a training is drawn that is not to be refused, and how often one may be.
+#: How often a training is drawn again that a DDP may refuse, and how often that is avoided.
 _REDRAWN = 10
 _MOSTLY = (True,) * 9 + (False,)
-#: How often an action is drawn, where not once: a loop mostly runs forward and backward.
+#: The weights of actions other than 1: a loop mostly runs forward and backward.
 _WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3, "head": 2, "penalty": 2}
 _ACTIONS = tuple(
     (kind, ways[turn % len(ways)])
@@ -71,7 +71,7 @@ _ACTIONS = tuple(
 )
 _WHEN = ("always",) * 2 * len(WHEN) + WHEN
 _CHECKPOINTS = ("",) * 4 + CHECKPOINTS
-# A tame training is drawn from what no DDP may refuse, whatever the rest of it; half of all trainings are.
+# A tame training has only features that no DDP may refuse; half of all trainings are tame.
 _REFUSABLE = {"freeze", "unfreeze", "append", "penalty", "head"}
 _REFUSABLE_WAYS = {
     ("replace", "block"), ("replace", "parameter"), ("fail", "backward"),
@@ -92,8 +92,8 @@ def draw(
 ) -> Scenario:  # fmt: skip
     """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`.
 
-    A `special` one may not be refused, and `must` may have the features that make it special. With `few_refusals`
-    any other is mostly one that a DDP may not refuse, unless what is in `must` may be refused.
+    A DDP may not refuse a `special` training, for which `must` may have special features. With `few_refusals` it may
+    refuse few of the others, unless it may refuse a feature in `must`.
     """
     must = tuple(must)
     for _ in range(_REDRAWN if few_refusals and not special and choose(_MOSTLY) else 0):
@@ -109,24 +109,29 @@ def draw(
     raise AssertionError(f"the grammar drew nothing with {must} that can be judged")
 
 
-#: What a loop does that finalizes by hand: each of its synchronised backwards leaves gradients to it.
+#: The actions of a loop that finalizes by hand.
 _MAY_FINALIZE = {"forward", "backward", "no_sync", "zero_grad", "step", "mode", "gradients", "hook", "join", "load"}
 
 
 def with_newer_options(scenario: Scenario) -> Scenario:
-    """Return the composed `scenario` with lazy buckets, and finalized by hand where each of its backwards can be."""
+    """Return the composed `scenario` with lazy buckets, and finalized by hand if each of its backwards can be."""
     training = Training.of(scenario)
-    kinds = {action.kind for action in training.actions}
-    plain = not (training.idle or training.in_company or training.is_handled or refusal(training, scenario.options))
+    special = training.idle or training.in_company or training.is_handled or refusal(training, scenario.options)
+    several = {"backward:apart", "backward:reversed", "backward:twice"} & set(map(str, training.actions))
     needs = {*scenario.needs, "lazy_bucket_allocation"}
-    if (
-        plain
-        and kinds <= _MAY_FINALIZE
-        and not {"backward:apart", "backward:reversed", "backward:twice"} & {str(action) for action in training.actions}
-    ):
+    if not (special or several) and {action.kind for action in training.actions} <= _MAY_FINALIZE:
         training, needs = replace(training, finalizes="by_hand"), {*needs, "manual_finalization"}
     options = {**scenario.options, "lazy_bucket_allocation": True}
     return renamed(scenario.replace(options=options, arguments=training.to_json(), needs=tuple(sorted(needs))))
+
+
+def with_containers(scenario: Scenario, choose: Choose) -> Scenario:
+    """Return the composed `scenario` with a container around what forward gets and returns, or a weight of a class."""
+    training = Training.of(scenario)
+    kept, *rest = training.blocks
+    blocks = (replace(kept, kind=SUBCLASS), *rest) if kept.kind in ("linear", "transposed") else training.blocks
+    training = replace(training, blocks=blocks, output=choose(CONTAINERS))
+    return renamed(scenario.replace(arguments=training.to_json()))
 
 
 def _can_be_judged(scenario: Scenario) -> bool:
@@ -160,7 +165,7 @@ def _drawn(
     if special == "handling":
         training = handled(training, choose, must)
     options = _options(choose, must)
-    # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
+    # Without it ranks that use different parameters would wait for each other until a timeout.
     if depends_on_rank(training) or (special and may_miss_gradients(training)):
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)  # the user's promise that this does not happen
@@ -183,17 +188,14 @@ def _with_numerics(training: Training, choose: Choose, must: tuple[str, ...]) ->
 def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES, few_refusals: bool = False) -> Iterator[Scenario]:
     """Yield trainings until every pair of features that one training can have was in one of them.
 
-    Those of each special kind take turns with the others, as long as there are such to yield. With `few_refusals` those
-    come last that a DDP may refuse.
+    Special trainings alternate with the others. With `few_refusals` trainings that a DDP may refuse are the last.
     """
     alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes, few_refusals=few_refusals)
-    company = random.Random(f"company {seed}")
-    in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, special="company")
-    numerics = random.Random(f"numerics {seed}")
-    with_numerics = _cover(numerics, possible_pairs_of_numerics(world_sizes), world_sizes, special="numerics")
-    handling = random.Random(f"handling {seed}")
-    in_handling = _cover(handling, possible_pairs_in_handling(world_sizes), world_sizes, special="handling")
-    for each in zip_longest(alone, in_company, with_numerics, in_handling):
+    special = [
+        _cover(random.Random(f"{kind} {seed}"), possible_pairs_with(kind, world_sizes), world_sizes, special=kind)
+        for kind in _SPECIAL
+    ]
+    for each in zip_longest(alone, *special):
         yield from filter(None, each)
 
 
@@ -234,12 +236,12 @@ def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ..
     return tuple(sorted(needs | {need for kind, need in _ACTIONS_NEED.items() if kind in kinds}))
 
 
-#: What actions need a DDP to be capable of.
+#: The capabilities that actions need.
 _ACTIONS_NEED = {"no_sync": "no_sync", "copy": "pickling", "regroup": "update_process_group", "join": "join"}
 
 
 def _one_of(what: str, values: Sequence[str], choose: Choose, must: tuple[str, ...]) -> str:
-    """Return the value that `must` names for `what`, else mostly none; none that a static graph excludes."""
+    """Return the value that `must` names for `what`, else mostly none, and none that a static graph excludes."""
     wanted = [value for value in values if value and f"{what} {value}" in must]
     if wanted:
         return wanted[0]
@@ -253,7 +255,7 @@ def _around(world_size: int) -> Sequence[str]:
 
 
 def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, special: bool) -> tuple[Block, ...]:
-    """Draw blocks; what must be there is shared among them, so that a training is not larger than it must be."""
+    """Draw blocks that share the features in `must`, so that the training stays small."""
     kinds = [feature.removeprefix("block ") for feature in must if feature.startswith("block ")]
     whens = [feature.removeprefix("runs ") for feature in must if feature.startswith("runs ")]
     checkpoints = [feature.removeprefix("checkpoint ") for feature in must if feature.startswith("checkpoint ")]
@@ -284,7 +286,7 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, special: bool) ->
 def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
     drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
-    if "option static_graph=True" in must:  # what may not go with it: see `depends_on_rank`
+    if "option static_graph=True" in must:  # excludes actions that depend on the rank
         drawn = [action for action in drawn if action.how != "rank_0" and action.kind not in ("freeze", "join")]
     if special and any("static_graph" in feature for feature in must):
         drawn = [action for action in drawn if action.kind in _LEAVE_THE_GRAPH]
@@ -293,23 +295,23 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, n
         position = choose(range(len(drawn) + 1))
         action = Action(kind, how, choose(range(num_blocks)))
         forward, backward = Action("forward", "plain"), Action("backward", "together")
-        if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
+        if kind in ("head", "penalty"):  # it finds most in a second step, after one without it
             drawn[position:position] = [forward, backward, forward, action, backward]
         elif how == "kept" and kind == "wrapper" and choose(range(2)):
-            again = Action("wrapper", "again")  # it tells most where others follow that have one backward
+            again = Action("wrapper", "again")  # it finds most before other wrappers with one backward
             drawn[position:position] = [action, again, forward, again, forward, backward]
-        elif kind == "wrapper":  # it tells most between a forward and its backward
+        elif kind == "wrapper":  # it finds most between a forward and its backward
             drawn[position:position] = [forward, action, backward]
-        elif special and kind == "forward":  # what a static graph allows: one of them before a backward
+        elif special and kind == "forward":  # a static graph allows one before a backward
             drawn[position:position] = [action, backward]
         else:
             drawn[position:position] = [forward, action] if kind in _NEED_FORWARD else [action]
     yield from drawn
 
 
-#: What a loop may do with a static graph, besides one forward before each backward.
+#: The other actions that a static graph allows.
 _LEAVE_THE_GRAPH = {"zero_grad", "step", "gradients", "relayout"}
-#: What does nothing unless a forward came before.
+#: Actions without effect unless a forward precedes them.
 _NEED_FORWARD = {"backward", "autograd_grad"}
 
 

@@ -1,4 +1,4 @@
-"""Draws what a loop does with wrappers besides training with one: it drops one, nests one, or calls it transformed."""
+"""Draws how a loop handles its wrapper besides training: it drops, nests or transforms the wrapper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_DRAWN = 2
 
 
 def handled(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
-    """Return `training` with more of it, besides what its actions have already, and with what of it `must` names."""
+    """Return `training` with more handling, including the features in `must`."""
     nested = [one for one in NESTED if f"nested {one}" in must]
     training = replace(training, nested=choose(nested or ("", "", *NESTED)))
     actions = list(training.actions)

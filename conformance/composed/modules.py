@@ -1,4 +1,4 @@
-"""`Composed`: the module of a training. All its values are small whole numbers, so that every mean is exact."""
+"""`Composed`: the module of a training. All its values are small integers, so that every mean is exact."""
 
 from __future__ import annotations
 
@@ -10,44 +10,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.composed.training import Block, Training
+from conformance.composed.training import SUBCLASS, Block, Training
 from conformance.errors import instance
 from conformance.models.integers import integers
 
 WIDTH = 2
 ROWS = 2
-#: Weights are among -SPAN..SPAN: a few blocks then multiply to numbers that float32 holds exactly.
+#: Weights are in -SPAN..SPAN, so that products of a few blocks are exact in float32.
 SPAN = 2
-#: What losses are multiplied by: 3 divides it four times, for means over 3 ranks of means; powers of 2 cost no bits.
+#: The factor of losses: divisible by 3 four times, for means over 3 ranks of means; powers of 2 cost no bits.
 UNIT = 3**4 * 2**8
-#: The same for float16, which holds no more than 11 bits.
+#: The factor for float16, which has 11 bits.
 SMALL_UNIT = 3**2
 _NUM_TOKENS = 5
 
 
 class DeliberateError(Exception):
-    """What the training's own code raises where an action asks for a failure."""
-
-
-def _as_they_are(index: int, rows: Tensor) -> Tensor:
-    return rows
-
-
-def _unheard(_: Any) -> None:
-    pass
+    """Raised by the training's own code in an action `fail`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rank runs which forward of the training, counted from 0.
-
-    `behind` gets the rows behind each block, `returned` what the module returns, before a DDP gets it.
-    """
+    """The rank and the number of a forward; `behind` gets the rows after each block, `returned` the module's output."""
 
     rank: int
     forward: int
-    behind: Callable[[int, Tensor], Tensor] = field(default=_as_they_are, repr=False)
-    returned: Callable[[Any], None] = field(default=_unheard, repr=False)
+    behind: Callable[[int, Tensor], Tensor] = field(default=lambda index, rows: rows, repr=False)
+    returned: Callable[[Any], None] = field(default=lambda output: None, repr=False)
 
 
 @dataclass
@@ -58,10 +47,22 @@ class Named:
     note: str = "rows"
 
 
-class Composed(nn.Module):
-    """Runs its blocks one after the other. `tail` is applied where the output asks for one that no loss uses.
+@dataclass
+class Unset:
+    """Rows, and a field that nobody sets."""
 
-    `first` is its first layer, if it is to be another module's, too.
+    rows: Tensor
+    later: Any = field(init=False)
+
+
+class Own(Tensor):
+    """A class of tensors that results of operators have, too."""
+
+
+class Composed(nn.Module):
+    """Runs its blocks one after the other. With output `unused_tail` it has a layer `tail` that no loss uses.
+
+    It may share its `first` layer with another module.
     """
 
     def __init__(self, training: Training, seed: int, first: nn.Linear | None = None) -> None:
@@ -79,9 +80,8 @@ class Composed(nn.Module):
             if not block.trainable:
                 module.requires_grad_(False)
 
-    def forward(self, rows: Tensor, *, where: Where) -> Any:
-        """Return what `output` names, from `rows` (ROWS x WIDTH)."""
-        output = self._run(rows, where)
+    def forward(self, rows: Any, *, where: Where) -> Any:
+        output = self._run(rows_of(rows), where)
         where.returned(output)
         return output
 
@@ -97,7 +97,6 @@ class Composed(nn.Module):
         return self._returned(hidden)
 
     def _in_order(self, rank: int) -> list[tuple[int, nn.Module]]:
-        """Return the blocks with their numbers, as this rank runs them."""
         blocks = list(enumerate(self.blocks))
         first = rank % len(blocks) if self.order == "own" else 0
         return blocks[first:] + blocks[:first]
@@ -105,9 +104,9 @@ class Composed(nn.Module):
     def _failing(self, hidden: Tensor) -> Tensor:
         if self.fails == "forward":
             raise DeliberateError("in forward")
-        if not hidden.requires_grad:  # behind frozen layers, on some ranks perhaps: every rank's backward is to fail
+        if not hidden.requires_grad:  # after frozen layers, perhaps of some ranks: every rank's backward must fail
             hidden = hidden.detach().requires_grad_()
-        # On another tensor than the output: a hook that raises there keeps the backward from anyone's knowledge.
+        # Not on the output, where a hook that raises would hide the backward from a DDP.
         hidden.register_hook(_raise)
         return hidden * 1
 
@@ -119,6 +118,12 @@ class Composed(nn.Module):
                 return {"rows": hidden, "nested": [hidden * 2, None]}
             case "dataclass":
                 return Named(hidden)
+            case "unset":
+                return Unset(hidden)
+            case "itself":
+                output: list[Any] = [hidden]
+                output.append(output)
+                return output
             case "unused_tail":
                 return hidden, hidden if idle else self.tail(as_read_by(self.tail, hidden))
             case "parameter":
@@ -131,8 +136,8 @@ def _raise(_: Tensor) -> None:
 
 
 def rows_of(output: Any) -> Tensor:
-    """Return the rows that the loss is computed from, in whatever structure they came."""
-    if isinstance(output, Named):
+    """Return the rows in an output, for the loss."""
+    if isinstance(output, Named | Unset):
         output = output.rows
     elif isinstance(output, dict):
         output = output["rows"] + output["nested"][0]
@@ -152,29 +157,22 @@ class Running(nn.Module):
         self.layer = layer
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return `hidden` after the layer, or as it came."""
         if not runs(self._block.when, where):
             return hidden
         if not self._block.checkpoint:
-            return self._run(hidden, where)
-        return instance(
-            checkpoint(self._run, hidden, where, use_reentrant=self._block.checkpoint == "reentrant"), Tensor
-        )
-
-    def _run(self, hidden: Tensor, where: Where) -> Tensor:
-        result: Tensor = self.layer(hidden, where)
-        return result
+            return self.layer(hidden, where)
+        return checkpoint(self.layer, hidden, where, use_reentrant=self._block.checkpoint == "reentrant")
 
 
 def is_idle(idle: str, where: Where) -> bool:
-    """Tell whether a forward there uses no parameter, in a training with this `idle`."""
+    """Whether a forward uses no parameter, in a training with this `idle`."""
     if idle == "rank_0":
         return where.rank == 0 and where.forward % 2 == 0
     return idle == "by_turns" and (where.rank + where.forward) % 2 == 0
 
 
 def runs(when: str, where: Where) -> bool:
-    """Tell whether a block with this `when` runs there."""
+    """Whether a block with this `when` runs in a forward."""
     match when:
         case "rank_0":
             return where.rank == 0
@@ -197,7 +195,7 @@ def make_block(block: Block, first: nn.Linear) -> nn.Module:
 
 
 def as_read_by(layer: Any, rows: Tensor) -> Tensor:
-    """Return `rows` in the dtype of the layer's weight, which mixed precision lowers, while a buffer raises theirs."""
+    """Return `rows` in the dtype of the layer's weight, from which mixed precision or a buffer may differ."""
     return rows if torch.is_autocast_enabled(rows.device.type) else rows.to(layer.weight.dtype)
 
 
@@ -209,9 +207,7 @@ class Again(nn.Module):
         self.layer = layer
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return `hidden` after the shared layer."""
-        result: Tensor = self.layer(as_read_by(self.layer, hidden))
-        return result
+        return self.layer(as_read_by(self.layer, hidden))
 
 
 class Affine(nn.Module):
@@ -223,7 +219,6 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.empty(WIDTH, dtype=dtype))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows after weight and bias, real and in the dtype in which they came."""
         result = hidden.to(self.weight.dtype) @ self.weight + self.bias
         return (result.real if result.is_complex() else result).to(hidden.dtype)
 
@@ -236,6 +231,18 @@ class Transposed(Affine):
         self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH).t())
 
 
+class Subclass(Affine):
+    """A linear layer whose weight is of a class of its own; its rows are plain tensors again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH).as_subclass(Own))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows after weight and bias."""
+        return super().forward(hidden, where).as_subclass(Tensor)
+
+
 class Branch(nn.Module):
     """Two layers, of which ranks and forwards take turns."""
 
@@ -244,14 +251,12 @@ class Branch(nn.Module):
         self.choices = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows after the layer whose turn it is."""
         layer = self.choices[(where.rank + where.forward) % 2]
-        result: Tensor = layer(as_read_by(layer, hidden))
-        return result
+        return layer(as_read_by(layer, hidden))
 
 
 class Counted(nn.Module):
-    """A layer with a buffer that sums up what it sees in training mode, different on every rank."""
+    """A layer with a buffer that sums its inputs in training mode, different on every rank."""
 
     seen: Tensor
 
@@ -261,7 +266,6 @@ class Counted(nn.Module):
         self.shift = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted, by the buffer's sign, too: a buffer that is wrong is seen in every gradient."""
         if self.training:
             self.seen.add_(hidden.detach().sum(0).remainder(7))
         return hidden * (self.seen.remainder(2) + 1) + self.shift
@@ -275,11 +279,9 @@ class Sparse(nn.Module):
         self.table = nn.Embedding(_NUM_TOKENS, WIDTH, sparse=True)
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows plus those of tokens that depend on rank and forward."""
         first = where.rank + 2 * where.forward
         tokens = torch.tensor([first % _NUM_TOKENS, (first + 1) % _NUM_TOKENS], device=hidden.device)
-        result: Tensor = hidden + self.table(tokens)
-        return result
+        return hidden + self.table(tokens)
 
 
 class Gain(nn.Module):
@@ -290,7 +292,6 @@ class Gain(nn.Module):
         self.gain = nn.Parameter(torch.empty(()))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows times the parameter."""
         return hidden * self.gain
 
 
@@ -303,20 +304,18 @@ class Empty(nn.Module):
         self.shift = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted; both parameters are used."""
         return hidden + self.shift + self.nothing.sum()
 
 
 class Half(nn.Module):
-    """Shifts by a parameter in float16, whose gradients are few small numbers, because it has no room for others."""
+    """Shifts by a parameter in float16, whose gradients are small, because float16 has no room for others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.empty(WIDTH, dtype=torch.float16))
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the rows shifted."""
-        shift = self.shift.to(hidden.dtype, copy=True)  # a hook on the parameter itself would stay
+        shift = self.shift.to(hidden.dtype, copy=True)  # a hook on the parameter itself would accumulate
         if shift.requires_grad:
             shift.register_hook(_small)
         return hidden + shift
@@ -337,6 +336,7 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gain": Gain,
     "empty": Empty,
     "float16": Half,
+    SUBCLASS: Subclass,
 }
 
 
@@ -350,7 +350,7 @@ def with_small_weights(module: nn.Module, *key: object) -> nn.Module:
 
 
 def step_by_whole_numbers(parameters: Iterable[nn.Parameter]) -> None:
-    """Move every weight to another of -SPAN..SPAN, which depends on its gradient: an optimizer that stays exact."""
+    """Change every weight by its gradient within -SPAN..SPAN: an exact optimizer."""
     with torch.no_grad():
         for parameter in parameters:
             if parameter.grad is None:

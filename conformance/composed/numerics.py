@@ -1,7 +1,7 @@
-"""What a training computes or sends in half precision, and what steps its parameters within backward.
+"""Half precision and optimizers in backward.
 
-Gradients are few small numbers then, because sums of halves are exact for no others; or, where a training is to
-overflow, numbers for which float16 has no room.
+Gradients are then a few small numbers, whose sums are exact in half precision; or, in a training that must overflow,
+numbers too large for float16.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class WholeNumbers(torch.optim.Optimizer):
 
 
 def options_of(training: Training) -> Mapping[str, Any]:
-    """Return the options that a DDP needs for the training's precision."""
+    """Return the DDP's options for the training's precision."""
     mixed = _MIXED.get(training.precision)
     return precision_option({"mixed_precision": mixed} if mixed else {})
 
 
 def before_wrapping(training: Training, module: nn.Module) -> None:
-    """Apply optimizers to the backward of `module`, if the training has them there: a DDP finds them."""
+    """Apply optimizers to the backward of `module`, if the training has them there."""
     if training.optimizer == "in_backward":
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         _apply_optimizer_in_backward(WholeNumbers, trained, {})
 
 
 def after_wrapping(training: Training, model: Any) -> None:
-    """Give the DDP what compresses its buckets. All ranks must call it."""
+    """Register the comm hook that compresses buckets. All ranks must call it."""
     if (hook := _HOOKS.get(training.precision)) is not None:
         model.register_comm_hook(None, hook)
     elif training.precision == "fp16_builtin":
@@ -68,19 +68,18 @@ def after_wrapping(training: Training, model: Any) -> None:
 
 
 class SmallGradients:
-    """Makes each gradient that comes to a parameter small, or far too large, whoever copied or replaced it."""
+    """Makes each gradient of the current parameters small, or far too large."""
 
     def __init__(self, precision: str) -> None:
-        """Do nothing without a precision."""
         self._unit = 0.0 if not precision else _TOO_LARGE if precision == "overflow" else SMALL_UNIT
-        self._seen_to: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a set: torch has no weak one by identity
+        self._hooked: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a set: torch has no weak set by identity
 
     def of(self, module: nn.Module) -> None:
-        """See to the parameters that `module` has now."""
+        """Register hooks on the current parameters of `module`."""
         for parameter in module.parameters() if self._unit else ():
-            if parameter.requires_grad and parameter not in self._seen_to:
+            if parameter.requires_grad and parameter not in self._hooked:
                 parameter.register_hook(partial(_signs, self._unit))
-                self._seen_to[parameter] = None
+                self._hooked[parameter] = None
 
 
 def _signs(unit: float, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Program `composed`: a training as its arguments compose it, judged after every backward and every step."""
+"""Program `composed`: plays a composed training, judged after every backward and every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.composed import numerics
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
-from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED
+from conformance.composed.snapshots import AT_THE_END, CONSTRUCTED, OBSERVED
 from conformance.composed.trainee import JOIN_TURNS, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.errors import instance
@@ -26,11 +26,11 @@ from conformance.programs.truth import truth_of
 from conformance.truth.difference import Difference, difference
 from conformance.truth.expected import AnyOf, Raises
 
-#: What a rank observes in place of facts after the refusal.
+#: The value of facts after the refusal.
 ENDED = "ended by the refusal before"
 #: Options with which a forward may use no parameter on one rank and some on others.
 _ALLOW_IDLE_RANKS = ("find_unused_parameters", "static_graph")
-#: A refusal is one of these; a TypeError, a KeyError or an AssertionError is a bug that shows itself.
+#: The exceptions of a refusal; a TypeError, a KeyError or an AssertionError is a bug.
 _REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
 
 
@@ -39,11 +39,10 @@ def composed(ctx: RankContext) -> None:
     """Play argument `training`. All ranks run it.
 
     Observes `<index>.<action>`: all parameters, gradients and buffers after that action; where the DDP refuses, the
-    exception, and ENDED from there on. A refusal in a forward counts for the facts before it where a DDP may refuse
-    late (`refusal.Refusal.late`), and on an accelerator: there a rank that misses nothing itself need not wait for its
-    device in backward to hear of another rank's refusal. A training that a DDP may not refuse lets the exception
-    through. Observes what a training can see besides (`observable`) as `constructed`, after the DDP was, and as `at the
-    end`.
+    exception, and then ENDED. A refusal in a forward replaces the facts before it if a DDP may refuse late
+    (`refusal.Refusal.late`), and on an accelerator, where a rank need not wait for its device in backward to report
+    another rank's refusal. A training that a DDP may not refuse raises the exception. Observes the training's
+    surroundings (`observable`) as `constructed` and `at the end`.
     """
     training = Training.of(ctx.scenario)
     with _own_group(ctx, training) as own_group:
@@ -66,12 +65,12 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
         trainee = Trainee(
             training, ctx.rank, ctx.scenario.seed, _wrapping(ctx, training, own_group), device=ctx.device, phase=enter
         )
-        for sight in trainee.play():
-            last_synchronised = len(kept) if sight.synchronised else last_synchronised
-            kept[sight.name] = sight.facts
+        for snapshot in trainee.play():
+            last_synchronised = len(kept) if snapshot.synchronised else last_synchronised
+            kept[snapshot.name] = snapshot.facts
         if may and ctx.device.type != "cpu":
-            phase = "forward"  # the next one would begin with this
-            _check_finished(trainee.model)
+            phase = "forward"  # which would begin with this check
+            getattr(trainee.model, "_check_reducer_finalized", lambda: None)()
     except Exception as error:
         if not may:
             raise
@@ -84,20 +83,13 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
             value = _idle_forwards_may_require_gradients(ctx, trainee, kept[name]) if name == AT_THE_END else kept[name]
             ctx.observe(name, kept[name], must=AnyOf(value, _REFUSALS, ENDED) if may else value)
         elif refused is not None:
-            # The truth itself may be refused: by a comm hook that ranks call with gradients of different layouts.
+            # The truth, too, may refuse: a comm hook that ranks call with gradients of different layouts raises.
             ctx.observe(name, refused if len(kept) == names.index(name) else ENDED, must=AnyOf(_REFUSALS, ENDED))
-
-
-def _check_finished(model: Any) -> None:
-    """Have a DDP say what it would say in the next forward, if it can be asked."""
-    check = getattr(model, "_check_reducer_finalized", None)
-    if check is not None:
-        check()
 
 
 @contextlib.contextmanager
 def _own_group(ctx: RankContext, training: Training) -> Iterator[dist.ProcessGroup | None]:
-    """Give the wrapper beside the first a group of its own, if it is to have one."""
+    """Make the second wrapper's own group, if it has one."""
     if training.beside is None or not training.beside.own_group:
         yield None
         return
@@ -135,8 +127,7 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     numerics.after_wrapping(training, model)
     if training.finalizes:
         ctx.finalize_by_hand(model)
-    wrapped: nn.Module = model
-    return wrapped
+    return model
 
 
 def observed_names(training: Training) -> list[str]:
@@ -149,11 +140,11 @@ composed.expects(truth_of)
 
 
 def _idle_forwards_may_require_gradients(ctx: RankContext, trainee: Trainee, end: Mapping[str, Any]) -> Any:
-    """Return what a training must see at its end on this rank: of an output that needs no gradient, that it needs none.
+    """Return the expected observables at the end on this rank: the output of an idle forward requires no gradient.
 
-    Of synchronised forwards it may require one, which changes nothing else of it, where ranks may be idle: the rank
-    must take part in a backward for which it has nothing, and another rank may have something. Only its outputs can
-    bring it there: `docs/decisions/order_of_communication.md`. A parameter that is an output stays the module's own.
+    If ranks may be idle, the output of a synchronised forward may require one, and be otherwise unchanged: so the rank
+    takes part in a backward in which another rank has gradients (`docs/decisions/order_of_communication.md`). A
+    parameter that is an output stays the module's own.
     """
     synchronised = set(_synchronised_forwards(Training.of(ctx.scenario)))
     alone = ctx.world_size == 1 or not any(ctx.scenario.options.get(name) for name in _ALLOW_IDLE_RANKS)
@@ -174,14 +165,12 @@ def _leaf(part: str) -> str:
 
 
 class _WithIdleForwards(AnyOf):
-    """The value `seen`, in which each forward named in `idle` may have been seen as that says instead."""
+    """The value `seen`, in which each forward named in `idle` may have that value instead."""
 
     def __init__(self, seen: Mapping[str, Any], idle: Mapping[str, Any]) -> None:
-        """Take the value and its exceptions."""
         super().__init__(seen, {**seen, **idle})
 
     def mismatch(self, got: Any) -> Difference | None:
-        """Return None if `got` is the value, else how it is not."""
         seen, with_idle = self.choices
         if not isinstance(got, Mapping):
             return difference(seen, got)

@@ -1,4 +1,4 @@
-"""What of a training a DDP may refuse, with an error on every rank; everything else it must get right."""
+"""What a DDP may refuse in a training, with an error on every rank; it must get everything else right."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from conformance.composed.training import (
     may_miss_gradients,
 )
 
-#: Actions after which a DDP no longer knows what it was given.
+#: Actions that change the parameters of which a DDP was constructed.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a DDP may refuse, empty if it may not; `late`: it may say so only in the forward after the backward."""
+    """Why a DDP may refuse, empty if it may not; `late`: it may refuse only in the forward after the backward."""
 
     reasons: tuple[str, ...] = ()
     late: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether there is a reason."""
         return bool(self.reasons)
 
 
 def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
-    """Return what a DDP with `options` may refuse of `training`."""
+    """Return why a DDP with `options` may refuse `training`."""
     kinds = _ways(training)
     finds = bool(options.get("find_unused_parameters"))
     reasons = [
@@ -56,17 +55,17 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
         reasons.append(f"{missing}, without find_unused_parameters")
     if options.get("static_graph") and (changes := _changes_graph(training) or missing):
         reasons.append(f"{changes}, with static_graph")
-    # A reentrant checkpoint brings its parameters no gradient where its inputs need none, as behind a frozen layer.
+    # Parameters in a reentrant checkpoint get no gradient if its inputs require none, as after a frozen layer.
     freezes = any(kind == "freeze" for kind, _ in kinds) or any(not block.trainable for block in training.blocks)
     if not missing and freezes and any(block.checkpoint == "reentrant" for block in training.blocks):
         missing = "a reentrant checkpoint may have inputs without a gradient"
-    # What came into the module after a forward a DDP can find only in the next one.
+    # A DDP can find a parameter that was added after a forward only in the next one.
     comes = any(kind in ("append", "unfreeze") or (kind, how) in _NEW_PARAMETERS for kind, how in kinds)
     return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
 
 
 def not_judged(training: Training, options: Mapping[str, Any]) -> str:
-    """Return why nobody can say what becomes of `training`, if it is special, empty if one can."""
+    """Return why a special `training` has no truth, empty if it has one."""
     return (
         _not_judged_in_company(training, options)
         or _not_judged_with_numerics(training, options)
@@ -78,10 +77,10 @@ def not_judged(training: Training, options: Mapping[str, Any]) -> str:
 
 
 def _not_judged_in_sparse_sums(training: Training) -> str:
-    """Return why not, if a backward that fails may leave sparse sums on their way.
+    """Return why not, if a failed backward may leave sparse sums in flight.
 
-    Without any DDP, gloo of torch 2.13 corrupts memory where a sparse all_reduce overlaps with another collective: once
-    in some hundred such trainings a rank dies (docs/decisions/sparse_sums.md).
+    Without any DDP, gloo of torch 2.13 corrupts memory if a sparse all_reduce overlaps with another collective: a rank
+    dies once in some hundred such trainings (docs/decisions/sparse_sums.md).
     """
     fails = ("fail", "backward") in _ways(training)
     is_sparse = any(block.kind == "sparse" for block in training.blocks)
@@ -91,8 +90,8 @@ def _not_judged_in_sparse_sums(training: Training) -> str:
 def _not_judged_under_autocast(training: Training) -> str:
     """Return why not, if ranks wait for each other between two uses of one weight under autocast.
 
-    A process has one cache of weights that autocast has cast, which plain ranks share. The first to leave autocast
-    empties it; another casts the weight once more then, and rounds the sum of its two gradients otherwise.
+    Plain ranks share autocast's cache of cast weights. The first rank that leaves autocast empties it; another rank
+    then casts the weight again, and rounds the sum of its two gradients differently.
     """
     is_cached_twice = training.around == "autocast" and any(block.kind == "shared" for block in training.blocks)
     waits = training.nested or (training.exchange is not None and training.exchange.place in ("forward", "both"))
@@ -100,9 +99,9 @@ def _not_judged_under_autocast(training: Training) -> str:
 
 
 def _not_judged_with_a_tail(training: Training) -> str:
-    """Return why not, if a rank's loss may hold no output with a gradient, though another output has one.
+    """Return why not, if a rank's loss may have no output that requires a gradient, though another output does.
 
-    Such a rank has no backward of the wrapper's, and an idle one, all of whose outputs are tied to one, has.
+    Such a rank has no backward of the wrapper, but an idle rank, whose outputs all require a gradient, has.
     """
     freezes = any(action.kind == "freeze" for action in training.actions)
     is_frozen = freezes or not all(block.trainable for block in training.blocks)
@@ -111,10 +110,7 @@ def _not_judged_with_a_tail(training: Training) -> str:
 
 
 def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) -> str:
-    """Return why not, if something is in half precision or steps within backward.
-
-    Nothing may be refused, so that each of these trainings is compared to its end.
-    """
+    """Return why not, if something is in half precision or steps within backward; nothing may be refused."""
     if not training.has_numerics:
         return ""
     if may := refusal(training, options):
@@ -127,7 +123,7 @@ def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) ->
     is_shared = any(block.kind == "shared" for block in training.blocks)
     fails = ("fail", "forward") in _ways(training)
     if training.precision in MIXED and is_shared and (fails or _has_several_forwards(training)):
-        return "what several uses of a weight add up to in half precision goes by their order"
+        return "the sum over several uses of a weight depends on their order in half precision"
     if training.optimizer:
         for action in training.actions:
             if action.kind in ("copy", "replace"):
@@ -140,8 +136,8 @@ def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) ->
 def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str:
     """Return why not, if the DDP is not alone.
 
-    What one rank refuses, another may await in a collective of the user's or of another wrapper; so nothing may be
-    refused. And all ranks must come to the same collectives of the user's, in the same order.
+    Nothing may be refused, because another rank may wait in a collective of the user or of another wrapper. And all
+    ranks must issue the user's collectives in the same order.
     """
     if not training.in_company:
         return ""
@@ -151,13 +147,13 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
     if "join" in kinds:
         return "a rank that has joined answers its own DDP's collectives alone"
     if training.order and ("forward", "functional") in _ways(training):
-        return "all gradients come last behind a functional call, and behind another forward in each rank's own order"
+        return "gradients become ready last after a functional call, and in each rank's own order after another forward"
     if training.order and ("fail", "forward") in _ways(training):
         return "some ranks have communicated when forward fails, and others have not"
     exchange, beside = training.exchange, training.beside
     blocks = (*training.blocks, beside.block) if beside is not None else training.blocks
     if _has_several_forwards(training) and (training.idle or any(block.kind == "branch" for block in blocks)):
-        return "one backward brings a gradient that all ranks have at another place on each"
+        return "one backward computes a shared gradient at another place on each rank"
     if exchange is not None and exchange.within_module:
         if training.idle:
             return "a forward that runs no block communicates nothing"
@@ -179,7 +175,7 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
 
 
 def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> str:
-    """Return why not, if wrappers are dropped, nested, or called within a transform. Nothing may be refused."""
+    """Return why not, if wrappers are dropped, nested, or called within a transform; nothing may be refused."""
     if not training.is_handled:
         return ""
     kinds = {action.kind for action in training.actions}
@@ -190,7 +186,7 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
         return "a wrapper has its optimizers and its hooks for good"
     branches = any(block.kind == "branch" for block in training.blocks)
     if "wrapper" in kinds and _has_several_forwards(training) and (training.idle or branches):
-        return "one backward brings what several wrappers have, at another place on each rank"
+        return "one backward computes gradients of several wrappers, at another place on each rank"
     if "wrapper" in kinds and ("relayout", "rank_0") in ways:
         return "parameters that ranks lay out differently may not be wrapped"
     if "in_place" in kinds and ("head" in kinds or (training.idle and training.beside is not None)):
@@ -200,7 +196,7 @@ def _not_judged_in_handling(training: Training, options: Mapping[str, Any]) -> s
             "a process has one level of forward-mode derivatives, which plain ranks that share buffers would share, too"
         )
     if {("wrapper", "bare"), ("wrapper", "kept")} <= ways:
-        return "a wrapper that awaits its backward takes that of the bare module for it, where a rank has kept it"
+        return "a kept wrapper that awaits its backward takes the bare module's for it"
     if ("wrapper", "bare") in ways and training.beside is not None and training.beside.shares:
         return "the bare module's backward brings gradients that the wrapper beside awaits"
     checkpoints = any(block.checkpoint for block in training.blocks)
@@ -217,11 +213,11 @@ def _not_judged_nested(training: Training, ways: set[tuple[str, str]]) -> str:
     if training.order:
         return "the wrapper within would communicate in another order on each rank"
     if training.idle:
-        return "an idle forward does not come to the wrapper within"
+        return "an idle forward does not reach the wrapper within"
     if any(kind == "join" for kind, _ in ways):
         return "a rank that has joined answers the collectives of the wrapper around alone"
     if ("load", "by_checkpoint") in ways:
-        return "checkpoints of torch name what is in a wrapper of torch's otherwise"
+        return "torch's checkpoints rename the contents of torch's wrappers"
     return ""
 
 
@@ -243,7 +239,7 @@ def _sets_dense(training: Training) -> bool:
 
 
 def _changes_graph(training: Training) -> str:
-    """Return what may make one iteration's graph unlike another's, empty if nothing does."""
+    """Return why one iteration's graph may differ from another's, empty if it cannot."""
     for action in training.actions:
         if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace", "regroup"):
             return f"{action} changes the iteration"
@@ -251,7 +247,7 @@ def _changes_graph(training: Training) -> str:
 
 
 def _has_several_forwards(training: Training) -> bool:
-    """Whether several forwards come before some backward."""
+    """Whether several forwards precede some backward."""
     forwards = 0
     for action in training.all_actions:
         if action.kind == "forward" and action.how in WITH_BACKWARD:

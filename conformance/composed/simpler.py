@@ -1,22 +1,23 @@
-"""Simpler scenarios than a given one: what shrinking tries, the largest steps first."""
+"""Simpler scenarios than a given one, the largest steps first, for shrinking."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from conformance.composed.refusal import not_judged
-from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank, trains
+from conformance.composed.training import Beside, Block, Training, depends_on_rank, trains
 from conformance.scenario import Scenario
+
+#: Fields of a training that shrinking sets to their defaults, in this order.
+_PLAIN = (
+    "idle", "comm_hook", "delays", "around", "precision", "optimizer", "finalizes", "nested", "output",
+)  # fmt: skip
 
 
 def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: int = 200) -> Scenario:
-    """Return the simplest scenario found by taking away what is not needed for `still_fails`, asked `most` times.
-
-    Unless that ended the search, nothing more can be taken away alone.
-    """
+    """Return the simplest scenario found for which `still_fails`, which is called `most` times."""
     asked = 0
     found = True
     while found:
@@ -30,9 +31,9 @@ def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: in
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents.
+    """Yield scenarios that lack a part of `scenario` or have it simpler, each with the id of its contents.
 
-    Those of special trainings can all be judged.
+    All can be judged.
     """
     for candidate in _simpler(scenario):
         if not not_judged(Training.of(candidate), candidate.options):
@@ -55,7 +56,7 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def renamed(scenario: Scenario) -> Scenario:
-    """Return `scenario` with an id that its contents give it."""
+    """Return `scenario` with an id from its contents."""
     chapter, requirement, _ = scenario.id.split("/")
     blank = scenario.replace(id=f"{chapter}/{requirement}/composed")
     return blank.replace(id=f"{chapter}/{requirement}/{blank.digest[:12]}")
@@ -71,34 +72,19 @@ def _simpler_training(training: Training) -> Iterator[Training]:
     for index in range(len(training.blocks)):
         rest = training.blocks[:index] + training.blocks[index + 1 :]
         if trains(rest):
-            yield replace(training, blocks=rest, actions=tuple(_renumbered(actions, index)))
+            renumbered = (replace(one, block=one.block - (one.block > index)) for one in actions)
+            yield replace(training, blocks=rest, actions=tuple(renumbered))
     yield from _simpler_company(training)
-    if training.idle:
-        yield replace(training, idle="")
-    if training.comm_hook:
-        yield replace(training, comm_hook="")
-    if training.delays:
-        yield replace(training, delays=False)
-    if training.around:
-        yield replace(training, around="")
-    if training.precision:
-        yield replace(training, precision="")
-    if training.optimizer:
-        yield replace(training, optimizer="")
-    if training.finalizes:
-        yield replace(training, finalizes="")
-    if training.nested:
-        yield replace(training, nested="")
-    if training.output != "tensor":
-        yield replace(training, output="tensor")
+    for name in _PLAIN:
+        if getattr(training, name) != (plain := getattr(Training(), name)):
+            yield replace(training, **{name: plain})
     for index, block in enumerate(training.blocks):
         for plain in _simpler_block(block):
             yield replace(training, blocks=(*training.blocks[:index], plain, *training.blocks[index + 1 :]))
     for index, action in enumerate(actions):
         if action.block:
-            yield replace(
-                training, actions=(*actions[:index], replace(action, block=action.block - 1), *actions[index + 1 :])
-            )
+            nearer = replace(action, block=action.block - 1)
+            yield replace(training, actions=(*actions[:index], nearer, *actions[index + 1 :]))
 
 
 def _simpler_company(training: Training) -> Iterator[Training]:
@@ -114,10 +100,9 @@ def _simpler_company(training: Training) -> Iterator[Training]:
             yield replace(training, exchange=replace(exchange, block=exchange.block - 1))
     if (beside := training.beside) is not None:
         yield replace(training, beside=None)
-        less: tuple[dict[str, Any], ...] = ({"shares": False}, {"own_group": False}, {"stays": False}, {"turn": ""})
-        for plainer in (replace(beside, **each) for each in less):
-            if plainer != beside:
-                yield replace(training, beside=plainer)
+        for name in ("shares", "own_group", "stays", "turn"):
+            if getattr(beside, name):
+                yield replace(training, beside=replace(beside, **{name: getattr(Beside(), name)}))
         for plain in _simpler_block(beside.block):
             yield replace(training, beside=replace(beside, block=plain))
         for name in beside.options:
@@ -125,17 +110,7 @@ def _simpler_company(training: Training) -> Iterator[Training]:
             yield replace(training, beside=replace(beside, options=rest))
 
 
-def _renumbered(actions: tuple[Action, ...], removed: int) -> Iterator[Action]:
-    for action in actions:
-        yield replace(action, block=action.block - 1) if action.block > removed else action
-
-
 def _simpler_block(block: Block) -> Iterator[Block]:
-    if block.checkpoint:
-        yield replace(block, checkpoint="")
-    if block.when != "always":
-        yield replace(block, when="always")
-    if not block.trainable:
-        yield replace(block, trainable=True)
-    if block.kind != KINDS[0]:
-        yield replace(block, kind=KINDS[0])
+    for name in ("checkpoint", "when", "trainable", "kind"):
+        if getattr(block, name) != (plain := getattr(Block(), name)):
+            yield replace(block, **{name: plain})

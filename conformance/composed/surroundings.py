@@ -1,4 +1,4 @@
-"""What a training loop may have around forward, backward and more: none of it is a DDP's business."""
+"""Contexts that a training loop may have around forward, backward and more, which must not affect a DDP."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ _Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class _PassesOn(TorchDispatchMode):
-    """Sees every operation, as what counts or logs them does, and changes nothing."""
+    """A mode that changes nothing, like one that counts or logs operations."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation."""
         return func(*args, **(kwargs or {}))
 
 
 class _PassesCallsOn(TorchFunctionMode):
-    """Sees every call of torch, as what counts or logs them does, and changes nothing."""
+    """A mode that changes nothing, like one that counts or logs calls."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the call."""
         return func(*args, **(kwargs or {}))
 
 
 def _saved_elsewhere() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which autograd saves copies of what it saves, as offloading does."""
+    """Return a context in which autograd saves copies, as offloading does."""
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
 
 
@@ -54,32 +52,29 @@ _AROUND_ALL: Mapping[str, _Context] = {"anomaly": _anomaly, "function_mode": _Pa
 
 
 class Surroundings:
-    """What forwards and backwards of one training run within: `around`, of `training.AROUND`.
+    """The context `around`, of `training.AROUND`, of forwards and backwards of one training.
 
-    With `thread` all forwards run in one thread and all backwards in another: autograd orders what came from one thread
-    by the time it came, and what came from several as it likes.
+    With `thread` all forwards run in one thread and all backwards in another, because autograd runs nodes that one
+    thread created in a fixed order.
     """
 
     def __init__(self, around: str) -> None:
-        """Start nothing yet."""
         self._around = around
         self._threads = {"forward": ThreadPoolExecutor(1), "backward": ThreadPoolExecutor(1)}
 
     def __enter__(self) -> Surroundings:
-        """Return self."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the threads."""
         for thread in self._threads.values():
             thread.shutdown()
 
     def forward(self, call: Callable[[], _T]) -> _T:
-        """Return what `call` returns."""
+        """Return `call()`, run in the context of a forward."""
         return self._run("forward", _AROUND_FORWARD, call)
 
     def backward(self, call: Callable[[], _T]) -> _T:
-        """Return what `call` returns, run within what goes with a backward."""
+        """Return `call()`, run in the context of a backward."""
         return self._run("backward", _AROUND_BACKWARD, call)
 
     def _run(self, phase: str, contexts: Mapping[str, _Context], call: Callable[[], _T]) -> _T:
@@ -91,7 +86,7 @@ class Surroundings:
 
 @contextlib.contextmanager
 def _loader_workers() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # the truth's ranks are threads, and need no workers
+    if threading.current_thread() is not threading.main_thread():  # on plain ranks
         yield
         return
     handler = signal.getsignal(signal.SIGCHLD)  # torch's loader sets one, once
@@ -106,9 +101,9 @@ def _loader_workers() -> Iterator[None]:
 
 
 def run_within(around: str, call: Callable[[], _T]) -> _T:
-    """Return what `call` returns, run within `anomaly`, `function_mode`, `thread`, `loader_workers` or nothing.
+    """Return `call()`, run in `anomaly`, `function_mode`, a new `thread`, beside `loader_workers`, or in no context.
 
-    A thread is a new one. Workers of a data loader are forks of this process, which live while `call` runs.
+    Workers of a data loader are forks of this process, which live while `call` runs.
     """
     if around == "thread":
         with ThreadPoolExecutor(1) as thread:

@@ -24,14 +24,23 @@ from conformance.composed.modules import (
     WIDTH,
     Composed,
     DeliberateError,
+    Unset,
     Where,
     rows_of,
     step_by_whole_numbers,
 )
 from conformance.composed.numerics import SmallGradients
-from conformance.composed.sights import AT_THE_END, CONSTRUCTED, OBSERVED, Observables, Sight, returned_by, values_of
+from conformance.composed.snapshots import (
+    AT_THE_END,
+    CONSTRUCTED,
+    OBSERVED,
+    Observables,
+    Snapshot,
+    returned_by,
+    values_of,
+)
 from conformance.composed.surroundings import Surroundings
-from conformance.composed.training import Action, Training
+from conformance.composed.training import CONTAINERS, Action, Training
 from conformance.composed.transforms import TRANSFORMS
 from conformance.errors import instance
 from conformance.models.integers import integers
@@ -41,7 +50,7 @@ _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What a forward left for backward; `kept` is what the module itself returned, if the training keeps it."""
+    """A forward that awaits its backward; `kept` is the module's own output, if the training keeps it."""
 
     loss: Tensor
     rows: Tensor
@@ -51,7 +60,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What makes a training one of several ranks: all but `all_reduce` wrap a module; all ranks call them."""
+    """The collective functions of a training: three wrap a module; all ranks must call them."""
 
     first: Callable[[nn.Module], nn.Module]
     beside: Callable[[nn.Module], nn.Module]
@@ -62,24 +71,14 @@ class Wrapping:
 #: How many iterations the ranks with most data have in a join context.
 JOIN_TURNS = 2
 _GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
-_GRAD_MODES: Mapping[str, _GradMode] = {
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
+_GRAD_MODES: Mapping[str, _GradMode] = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 
 
 class Trainee:
     """Plays the actions of a training on `model`, a wrapped module; `beside` is the second wrapper, if there is one."""
 
     def __init__(
-        self,
-        training: Training,
-        rank: int,
-        seed: int,
-        wrapping: Wrapping,
-        *,
-        device: torch.device | str,
-        phase: _Phase,
+        self, training: Training, rank: int, seed: int, wrapping: Wrapping, *, device: torch.device | str, phase: _Phase
     ) -> None:
         """Build the module, the same on every rank, and wrap it. All ranks must construct it."""
         self._training = training
@@ -87,7 +86,7 @@ class Trainee:
         self._seed = seed
         self._device = device
         self._phase = phase
-        with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
+        with torch.random.fork_rng(devices=[]):  # only the DDP may change the random state
             module = Composed(training, seed).to(device)
             self.beside: Any = self._make_beside(module)
         self.observables = Observables(module, training.nested_block)
@@ -108,7 +107,7 @@ class Trainee:
         self._transformed: Mapping[str, Any] = {}
         self._changes = Changes(training, rank, seed, device, module)
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
-        # A loss that has something else to train, too, has a backward wherever forward used no parameter.
+        # A loss with another leaf has a backward even if forward used no parameter.
         self._outside = torch.ones((), device=device, requires_grad=True) if training.idle else None
 
     @property
@@ -136,9 +135,9 @@ class Trainee:
         made = Composed(Training((beside.block,)), self._seed + 1, first)
         return made.to(self._device)
 
-    def play(self) -> Iterator[Sight]:
-        """Do all actions; yields what there is to look at. All ranks must play it."""
-        yield Sight(CONSTRUCTED, self.observables.of(self.module, self._num_forwards))
+    def play(self) -> Iterator[Snapshot]:
+        """Do all actions, and yield snapshots. All ranks must play it."""
+        yield Snapshot(CONSTRUCTED, self.observables.of(self.module, self._num_forwards))
         with self._around:
             for index, action in enumerate(self._training.all_actions):
                 self._has_synchronised = False
@@ -147,11 +146,11 @@ class Trainee:
                 else:
                     getattr(self, f"_{action.kind}")(action)
                 if action.kind in OBSERVED:
-                    yield Sight(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
-        yield Sight(AT_THE_END, self.observables.of(self.module, self._num_forwards))
+                    yield Snapshot(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
+        yield Snapshot(AT_THE_END, self.observables.of(self.module, self._num_forwards))
 
     def facts(self) -> Mapping[str, Any]:
-        """Return copies of all parameters, gradients and buffers by name, and what was exchanged since the last."""
+        """Return copies of all parameters, gradients and buffers by name, and the new exchanges."""
         found: dict[str, Any] = values_of(self.module)
         if self.module_beside is not None:
             found |= values_of(self.module_beside, "beside: ")
@@ -175,11 +174,12 @@ class Trainee:
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
         inputs = self._inputs("rows", where)
-        model = self.model  # wrapped anew before forward, if at all: what surrounds forward is not around that
+        given = Unset(inputs) if self._training.output in CONTAINERS else inputs
+        model = self.model  # may wrap the module again, outside of forward's context
 
         def forward() -> Any:
             with grad_mode() if grad_mode else contextlib.nullcontext():
-                return self._call_functional(inputs, where) if functional else model(inputs, where=where)
+                return self._call_functional(inputs, where) if functional else model(given, where=where)
 
         with self._phase("forward"), returned_by(self.module, wanted=self._keeps) as kept:
             output = self._around.forward(forward)
@@ -195,7 +195,7 @@ class Trainee:
             self._pending.append(_Pending(loss, rows, synchronised, *kept))
 
     def _run_beside(self, inputs: Tensor, where: Where, grad_mode: _GradMode | None) -> Tensor | None:
-        """Run the second wrapper; returns its loss, if the first one's backward is to go through both."""
+        """Run the second wrapper; returns its loss, if the first wrapper's backward goes through both."""
         beside = self._training.beside
         if beside is None:
             return None
@@ -217,9 +217,9 @@ class Trainee:
         return None
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
-        """Call the model with tensors made from its parameters in their place.
+        """Call the model with clones in place of its parameters.
 
-        Where one layer has two names, one of them is enough, and torch would not put back the parameters of both.
+        Not with `tie_weights`: torch would not restore the parameters of a layer with two names.
         """
         stand_ins = {name: parameter.clone() for name, parameter in self.model.named_parameters()}
         return torch.func.functional_call(self.model, stand_ins, (inputs,), {"where": where}, tie_weights=False)
@@ -291,20 +291,20 @@ class Trainee:
             model.zero_grad(set_to_none=action.how == "none")
 
     def _step(self, action: Action) -> None:
-        self._pending.clear()  # what is written in place now, their graphs hold
+        self._pending.clear()  # their graphs hold parameters that change in place now
         with self._phase("optimizer"):
             self._take_step()
 
     def _take_step(self) -> None:
         if self._training.optimizer:
-            return  # what the backward steps is not stepped twice
+            return  # the backward has stepped
         modules = filter(None, (self.module, self.module_beside))
         step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
     def _change(self, action: Action) -> None:
         changes_forward = action.kind in ("freeze", "unfreeze", "replace")
         if changes_forward and any(block.checkpoint for block in self._training.blocks):
-            self._pending.clear()  # what a checkpoint computes again must be what it saved
+            self._pending.clear()  # a checkpoint must compute again what it saved
         self._changes.make(self.module, action)
 
     def _mode(self, action: Action) -> None:
@@ -319,14 +319,14 @@ class Trainee:
             self._add_to_loss(sum(squares, torch.zeros((), device=self._device)))
 
     def _head(self, action: Action) -> None:
-        """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
+        """Run a block's layer outside of forward, on the rows that forward returned."""
         if self._pending and is_meant(action, self._rank):
             call = partial(block_of(self.module, action).layer, self._pending[-1].rows, Where(self._rank, 1))
             rows = self._around.forward(call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
 
     def _in_place(self, action: Action) -> None:
-        """Change the rows of the last forward in place; the loss sees it in what the module returned, too."""
+        """Change the rows of the last forward in place; the loss also uses the module's own output."""
         if self._pending:
             last = self._pending[-1]
             kept = rows_of(last.kept)
@@ -340,9 +340,9 @@ class Trainee:
         self._pending[-1] = dataclasses.replace(last, loss=last.loss + more)
 
     def _autograd_grad(self, action: Action) -> None:
-        """Ask for gradients of the first layer without accumulating them; of the second order, a penalty on them."""
+        """Compute gradients of the first layer by `autograd.grad`; of the second order, add them to the loss."""
         weight = self.module.first.weight
-        reentrant = any(block.checkpoint == "reentrant" for block in self._training.blocks)  # autograd refuses these
+        reentrant = any(block.checkpoint == "reentrant" for block in self._training.blocks)  # autograd would refuse
         if self._pending and weight.requires_grad and not reentrant:
             second = action.how == "second_order"
             gradients = torch.autograd.grad(
@@ -369,27 +369,27 @@ class Trainee:
         self._pending.clear()
         if action.how == "first_state":
             self.model.load_state_dict(self._first_state, strict=False)
-        else:  # the state dict of distributed checkpoints knows a DDP, and calls everything as the bare module does
+        else:  # distributed checkpoints name everything as in the bare module
             from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
             bare = {name.removeprefix("module."): value.clone() for name, value in self._first_state.items()}
-            both = {**bare, **self._first_state}  # a DDP that torch does not know as one keeps its prefix
+            both = {**bare, **self._first_state}  # names in a DDP that torch does not know keep their prefix
             set_model_state_dict(self.model, both, options=StateDictOptions(strict=False))
 
     def _regroup(self, action: Action) -> None:
-        """Give the DDP its process group anew, as after a failure that all ranks survived."""
+        """Set the DDP's process group again, as after a failure that all ranks survived."""
         self._pending.clear()
         self.model._update_process_group(self.model.process_group)
 
     def _copy(self, action: Action) -> None:
-        """Go on with a copy, without the hooks and the pending losses of the original."""
+        """Continue with a copy, without the hooks and the pending losses of the original."""
         self._pending.clear()
         self._changes.remove_hooks()
         self._model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
         self._module = self._model.module
 
     def _wrapper(self, action: Action) -> None:
-        """Let go of the wrapper, whose outputs may await their backward; the module is wrapped anew before or later."""
+        """Drop the wrapper, whose outputs may await their backward; wrap the module again now or later."""
         self._kept += [self._model] * (action.how == "kept" and self._rank == 0)
         self._model = self._wrapping.first(self._module) if action.how in ("again", "kept") else None
         gc.collect()
@@ -403,7 +403,7 @@ class Trainee:
                     self._around.backward(loss.backward)
 
     def _transform(self, action: Action) -> None:
-        """Call the model within a function transform, in evaluation mode: no transform allows that a buffer changes."""
+        """Call the model within a function transform, in evaluation mode: transforms forbid changes of buffers."""
         where = Where(self._rank, self._num_forwards)
         was_training = self.model.training
         self.model.eval()
@@ -417,10 +417,7 @@ class Trainee:
         return integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
 
     def _join(self, action: Action) -> None:
-        """Train where rank 0 runs out of data before the others or after them; gradients are dropped after each step.
-
-        So nobody sees those of a rank that has joined, which are whatever its DDP leaves there.
-        """
+        """Train with more or less data on rank 0; drop gradients, which are undefined on a rank that has joined."""
         self._pending.clear()
         is_last = (self._rank == 0) == (action.how == "rank_0_last")
         turns = JOIN_TURNS if is_last else JOIN_TURNS - 1
@@ -437,7 +434,7 @@ class Trainee:
 
 
 def _wrap_within(training: Training, module: Composed, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Wrap the block of `module` that is to be wrapped by itself, if there is one."""
+    """Wrap the nested block of `module`, if there is one."""
     if (index := training.nested_block) is None:
         return
     block = module.blocks[index] = wrap(module.blocks[index])

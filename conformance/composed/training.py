@@ -15,6 +15,8 @@ KINDS = (
     "linear", "branch", "shared", "counted", "sparse", "float64", "complex", "transposed", "gain", "empty",
     "float16",
 )  # fmt: skip
+#: A block whose weight is of a class of its own.
+SUBCLASS = "subclass"
 #: Which ranks run a block, and in which forwards.
 WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
 #: With one that tells most beside others: all ranks in the first forward, then rank 0 alone.
@@ -23,6 +25,8 @@ WHEN_BY_RANK = ("rank_0", "not_rank_0", "rank_0_later")
 CHECKPOINTS = ("", "non_reentrant", "reentrant")
 #: What forward returns.
 OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
+#: What forward may return besides, and gets its rows in an object with a field that nobody sets.
+CONTAINERS = ("unset", "itself")
 #: Whose forwards use no parameter at all: rank 0's at every other time, or one half of the ranks' in turn.
 IDLE = ("", "rank_0", "by_turns")
 #: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
@@ -91,6 +95,11 @@ NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
 _NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
+#: The values of a training's fields.
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "output": (*OUTPUTS, *CONTAINERS), "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
+    "optimizer": OPTIMIZERS, "nested": NESTED, "order": ORDERS, "finalizes": FINALIZES,
+}  # fmt: skip
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -110,8 +119,7 @@ class Block:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a block that nobody can build."""
-        _check("kind of block", self.kind, KINDS)
+        _check("kind of block", self.kind, (*KINDS, SUBCLASS))
         _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
 
@@ -125,7 +133,6 @@ class Action:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an action that nobody can do."""
         known = {**ACTIONS, **HANDLING}
         _check("action", self.kind, tuple(known))
         _check(f"way of {self.kind}", self.how, known[self.kind])
@@ -133,7 +140,6 @@ class Action:
             raise ScenarioError(f"block must be >= 0, got {self.block}")
 
     def __str__(self) -> str:
-        """Return e.g. `freeze:rank_0`."""
         return f"{self.kind}:{self.how}"
 
 
@@ -149,7 +155,6 @@ class Exchange:
     block: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an exchange that nobody can run."""
         _check("place", self.place, EXCHANGES)
         if self.size < 1 or self.block < 0:
             raise ScenarioError(f"size must be >= 1 and block >= 0, got {self.size} and {self.block}")
@@ -212,16 +217,8 @@ class Training:
     finalizes: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for a training that nobody can run."""
-        _check("output", self.output, OUTPUTS)
-        _check("idle", self.idle, IDLE)
-        _check("comm hook", self.comm_hook, COMM_HOOKS)
-        _check("around", self.around, AROUND)
-        _check("precision", self.precision, PRECISIONS)
-        _check("optimizer", self.optimizer, OPTIMIZERS)
-        _check("nested", self.nested, NESTED)
-        _check("order", self.order, ORDERS)
-        _check("finalizes", self.finalizes, FINALIZES)
+        for name, known in _KNOWN.items():
+            _check(name.replace("_", " "), getattr(self, name), known)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 

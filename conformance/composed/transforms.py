@@ -1,4 +1,4 @@
-"""The function transforms (`torch.func`) within which a training calls its model; they bring no gradients."""
+"""The function transforms (`torch.func`) in which a training calls its model; they accumulate no gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _of_stand_ins(model: Any, inputs: Tensor, where: Where) -> _Given:
     return {f"transformed: {name}": gradient.detach().clone() for name, gradient in given.items()}
 
 
-#: What is called with the model, rows and where it is; returns what is observed of it, by name.
+#: Functions of the model, rows and the place of the forward; each returns facts by name.
 TRANSFORMS: Mapping[str, Callable[[Any, Tensor, Where], _Given]] = {
     "grad": partial(_of_rows, _grad),
     "jvp": partial(_of_rows, _jvp),

@@ -37,10 +37,9 @@ def text() -> tuple[Tensor, str]:
 
 
 class Batch:
-    """One micro-batch of one rank. Every call draws further values; the order of calls matters."""
+    """One micro-batch of one rank, with a random generator of its own: the order of calls matters."""
 
     def __init__(self, seed: int, rank: int, step: int, micro: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Seed the batch's own generator; no global random state is touched."""
         self.rank = rank
         self.step = step
         self.micro = micro

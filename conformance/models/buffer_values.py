@@ -16,8 +16,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     for dtype in sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
 }
 
-#: Those whose elements gloo does not carry, and (b)complex32, whose first use torch answers by a warning that it is
-#: experimental. Whatever else torch has, or will have, is among `BUFFERS`.
+#: Dtypes that gloo does not send, and (b)complex32, of which torch warns at its first use. `BUFFERS` has all others of
+#: the installed torch.
 LEFT_OUT = re.compile(r"u?int[1-7]|u?int16|uint32|uint64|float[48]_\w+|bits\w+|q\w+|b?complex32")
 
 #: Buffers by name: shape and dtype. `turned` is stored transposed; `hidden` is not part of the state dict.

@@ -6,7 +6,6 @@ the same value for the same weights, rank, step and micro-batch. Neither touches
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.errors import ScenarioError, certain
+from conformance.errors import ScenarioError, certain, hint
 from conformance.models.batches import Batch, mixed_seed
 from conformance.models.exact import make_exact
 from conformance.scenario import Scenario
@@ -31,13 +30,13 @@ ALL_REAL = ("float32", "float64", "float16", "bfloat16")
 class ModelFixture:
     """One model with its data and loss.
 
-    `architecture` builds the module for a dtype, `batch_loss` runs its forward once on a micro-batch and returns a
-    scalar. `dtypes` are the dtypes that a scenario may ask for. `uses_buffers`, `has_unused` (some parameter gets no
-    gradient on some rank: needs `find_unused_parameters`) and `sparse` (sparse gradients) say what it exercises.
+    `architecture` builds the module, `batch_loss` runs its forward once on a micro-batch and returns a scalar. A
+    scenario may ask for each of `dtypes`; where there is only one, the architecture has chosen it. With `has_unused`
+    some parameter gets no gradient on some rank, which needs `find_unused_parameters`.
     """
 
     name: str
-    architecture: Callable[[torch.dtype], nn.Module]
+    architecture: Callable[[], nn.Module]
     batch_loss: Callable[[Any, Batch], Tensor]
     dtypes: tuple[str, ...] = ("float32", "float64")
     uses_buffers: bool = False
@@ -46,20 +45,16 @@ class ModelFixture:
     exact: bool = True
 
     def build(self, scenario: Scenario, device: torch.device | str = "cpu") -> nn.Module:
-        """Return a new module on `device` in training mode, equal on every rank.
-
-        The rounding of gradients is installed there: torch gives a module that moves to some devices new parameters,
-        without the hooks of the old ones.
-
-        Raises `ScenarioError` for a dtype that the model does not have.
-        """
+        """Return a new module on `device` in training mode, equal on every rank; `ScenarioError` for another dtype."""
         if scenario.dtype not in self.dtypes:
             supported = ", ".join(self.dtypes)
             raise ScenarioError(f"{scenario.id}: model {self.name} has dtypes {supported}; got {scenario.dtype}")
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(mixed_seed("weights", scenario.seed, self.name))
-            module = self.architecture(getattr(torch, scenario.dtype))
-        module = moved(module, torch.device(device))
+            module = self.architecture()
+        if len(self.dtypes) > 1:
+            module = module.to(getattr(torch, scenario.dtype))
+        module = moved(module, torch.device(device))  # before hooks: on some devices a module gets new parameters
         return make_exact(module) if self.exact else module
 
     def loss(
@@ -71,7 +66,7 @@ class ModelFixture:
 
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return `module` on `device`, with the same parameters tied; torch unties them on the way to a private device."""
+    """Return `module` on `device`, with the same parameters tied, which torch unties for a private device."""
     if device.type == "cpu":
         return module
     before = torch.__future__.get_swap_module_params_on_conversion()
@@ -96,7 +91,5 @@ def get_fixture(name: str) -> ModelFixture:
     """Return the model fixture called `name`; raises `ScenarioError` with near misses."""
     fixtures = load_fixtures()
     if name not in fixtures:
-        near = difflib.get_close_matches(name, fixtures, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(fixtures))}"
-        raise ScenarioError(f"unknown model {name!r}; {hint}")
+        raise ScenarioError(f"unknown model {name!r}{hint(name, fixtures)}")
     return fixtures[name]

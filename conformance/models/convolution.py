@@ -22,11 +22,9 @@ class DigitsCnn(nn.Module):
         self.classifier = nn.Linear(24 * 2 * 2, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`."""
         hidden = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
         hidden = F.max_pool2d(F.relu(self.norm2(self.conv2(hidden))), 2)
-        logits: Tensor = self.classifier(hidden.flatten(1))
-        return logits
+        return self.classifier(hidden.flatten(1))
 
 
 class PointwiseCnn(nn.Module):
@@ -38,13 +36,12 @@ class PointwiseCnn(nn.Module):
         self.mix = nn.Conv2d(8, 8, 3, stride=2, padding=1)
         self.pointwise = nn.Conv2d(8, 16, 1)
         self.classifier = nn.Linear(16, 10)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of `images`."""
         hidden = torch.tanh(self.expand(images.contiguous(memory_format=torch.channels_last)))
         hidden = torch.tanh(self.pointwise(torch.tanh(self.mix(hidden))))
-        logits: Tensor = self.classifier(hidden.mean((2, 3)))
-        return logits
+        return self.classifier(hidden.mean((2, 3)))
 
 
 def digits_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -53,16 +50,7 @@ def digits_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def _cnn(dtype: torch.dtype) -> nn.Module:
-    return DigitsCnn().to(dtype)
-
-
-def _channels_last_cnn(dtype: torch.dtype) -> nn.Module:
-    model: nn.Module = PointwiseCnn().to(dtype)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
 FIXTURES = (
-    ModelFixture("cnn", _cnn, digits_loss, uses_buffers=True),
-    ModelFixture("channels_last_cnn", _channels_last_cnn, digits_loss),
+    ModelFixture("cnn", DigitsCnn, digits_loss, uses_buffers=True),
+    ModelFixture("channels_last_cnn", PointwiseCnn, digits_loss),
 )

@@ -5,24 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from conformance.errors import certain
 from conformance.models.batches import Batch
 from conformance.models.catalogue import ALL_REAL, ModelFixture
 
 
 def regression_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean squared error of `model` on 8 random inputs of 12 features with 4 random targets."""
-    output = model(batch.normal(8, 12))
-    return squared_error(output, batch.normal(8, 4))
+    return squared_error(model(batch.normal(8, 12)), batch.normal(8, 4))
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean of |output - target|**2, a real scalar for complex tensors as well."""
     difference = output - target
-    loss: Tensor = (
-        (difference * difference.conj()).real.mean() if difference.is_complex() else difference.square().mean()
-    )
-    return loss
+    return (difference * difference.conj()).real.mean() if difference.is_complex() else difference.square().mean()
 
 
 class ManySmallLayers(nn.Module):
@@ -37,12 +32,10 @@ class ManySmallLayers(nn.Module):
         self.head = nn.Linear(12, 4)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return size x 4 outputs for size x 12 inputs."""
         hidden = inputs
         for down, up in zip(self.down, self.up, strict=True):
             hidden = hidden + up(torch.tanh(down(hidden)))
-        output: Tensor = self.head(hidden / 4)
-        return output
+        return self.head(hidden / 4)
 
 
 class MixedDtypes(nn.Module):
@@ -55,18 +48,16 @@ class MixedDtypes(nn.Module):
         self.last = nn.Linear(16, 4)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return size x 4 outputs for size x 12 inputs."""
         hidden = torch.tanh(self.first(inputs))
         hidden = torch.tanh(self.precise(hidden.double())).to(inputs.dtype)
-        output: Tensor = self.last(hidden)
-        return output
+        return self.last(hidden)
 
 
-def _mlp(dtype: torch.dtype) -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def _batchnorm_mlp(dtype: torch.dtype) -> nn.Module:
+def _batchnorm_mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(12, 16, bias=False),  # batch normalisation would cancel a bias
         nn.BatchNorm1d(16),
@@ -74,29 +65,20 @@ def _batchnorm_mlp(dtype: torch.dtype) -> nn.Module:
         nn.Linear(16, 8, bias=False),
         nn.BatchNorm1d(8),
         nn.Linear(8, 4),
-    ).to(dtype)
+    )
 
 
-def _many_small_layers(dtype: torch.dtype) -> nn.Module:
-    return ManySmallLayers().to(dtype)
-
-
-def _wide(dtype: torch.dtype) -> nn.Module:
+def _wide() -> nn.Module:
     # 65,536 weights in the middle: so many that a DDP may treat them otherwise than the few around them.
-    return nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 4)).to(dtype)
+    return nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 4))
 
 
-def _mixed_dtypes(dtype: torch.dtype) -> nn.Module:
-    certain(dtype == torch.float32, "its dtypes are what the model is about")
-    return MixedDtypes()
+def _complex() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 8, dtype=torch.complex64), nn.Linear(8, 4, dtype=torch.complex64))
 
 
-def _complex(dtype: torch.dtype) -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 8, dtype=dtype), nn.Linear(8, 4, dtype=dtype))
-
-
-def _frozen(dtype: torch.dtype) -> nn.Module:
-    model = _mlp(dtype)
+def _frozen() -> nn.Module:
+    model = _mlp()
     model.get_submodule("2").requires_grad_(False)
     model.get_parameter("4.bias").requires_grad_(False)
     return model
@@ -105,9 +87,9 @@ def _frozen(dtype: torch.dtype) -> nn.Module:
 FIXTURES = (
     ModelFixture("mlp", _mlp, regression_loss, dtypes=ALL_REAL),
     ModelFixture("batchnorm_mlp", _batchnorm_mlp, regression_loss, uses_buffers=True),
-    ModelFixture("many_small_layers", _many_small_layers, regression_loss, dtypes=ALL_REAL),
+    ModelFixture("many_small_layers", ManySmallLayers, regression_loss, dtypes=ALL_REAL),
     ModelFixture("wide", _wide, regression_loss, dtypes=ALL_REAL),
-    ModelFixture("mixed_dtypes", _mixed_dtypes, regression_loss, dtypes=("float32",)),
+    ModelFixture("mixed_dtypes", MixedDtypes, regression_loss, dtypes=("float32",)),
     ModelFixture("complex", _complex, regression_loss, dtypes=("complex64",)),
     ModelFixture("frozen", _frozen, regression_loss, dtypes=ALL_REAL),
 )

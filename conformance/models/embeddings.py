@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -22,35 +24,24 @@ class Recommender(nn.Module):
         self.score = nn.Linear(16, 4)
 
     def forward(self, users: Tensor, items: Tensor | None) -> Tensor:
-        """Return the scores; without `items` their table is not used at all."""
         user = self.users(users)
         item = user.new_ones(len(users), 10) if items is None else self.items(items)
-        output: Tensor = self.score(torch.cat((user, item), dim=1))
-        return output
+        return self.score(torch.cat((user, item), dim=1))
 
 
 def _both_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Use both tables; indices repeat within a batch and differ between ranks."""
-    output = model(batch.integers(ROWS, 12), batch.integers(ROWS, 12))
-    return squared_error(output, batch.normal(12, 4))
+    return squared_error(model(batch.integers(ROWS, 12), batch.integers(ROWS, 12)), batch.normal(12, 4))
 
 
 def _users_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Leave the table of items unused on every rank."""
-    output = model(batch.integers(ROWS, 12), None)
-    return squared_error(output, batch.normal(12, 4))
+    return squared_error(model(batch.integers(ROWS, 12), None), batch.normal(12, 4))
 
 
-def _embedding(dtype: torch.dtype) -> nn.Module:
-    return Recommender(sparse=False).to(dtype)
-
-
-def _sparse_embedding(dtype: torch.dtype) -> nn.Module:
-    return Recommender(sparse=True).to(dtype)
-
-
+_SPARSE = partial(Recommender, sparse=True)
 FIXTURES = (
-    ModelFixture("embedding", _embedding, _both_loss),
-    ModelFixture("sparse_embedding", _sparse_embedding, _both_loss, sparse=True),
-    ModelFixture("sparse_embedding_unused", _sparse_embedding, _users_loss, sparse=True, has_unused=True),
+    ModelFixture("embedding", partial(Recommender, sparse=False), _both_loss),
+    ModelFixture("sparse_embedding", _SPARSE, _both_loss, sparse=True),
+    ModelFixture("sparse_embedding_unused", _SPARSE, _users_loss, sparse=True, has_unused=True),
 )

@@ -1,9 +1,9 @@
-"""Whole numbers: data for tiny modules whose gradients are integers, so that every mean over up to 4 ranks is exact.
+"""Data for tiny modules whose gradients are integers, so that every mean over up to 4 ranks is exact.
 
-Where a model fixture would hide what a scenario is about, a program builds a module of a few layers, gives it small
-integer weights and inputs, and multiplies the loss by multiples of 144. All gradients are then multiples of 144 far
-below 2**28: sums are exact in float32 in whatever order, and so is a division by 2, 3 or 4 before or after the sum,
-twice over where gradients are kept. (The truth checks each mean that it computes: `models.exact.exact_mean`.)
+A program builds a module of a few layers, gives it small integer weights and inputs, and multiplies the loss by
+multiples of 144. All gradients are then multiples of 144 far below 2**28: sums are exact in float32 in any order, and
+so is a division by 2, 3 or 4 before or after the sum, twice where gradients are kept. (The truth checks each mean that
+it computes: `models.exact.exact_mean`.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from conformance.models.batches import mixed_seed
 #: What losses are multiplied by: divisible twice by 1, 2, 3 and 4.
 UNIT = 144
 
+_Module = TypeVar("_Module", bound=nn.Module)
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 def integers(*shape: int, key: tuple[object, ...], largest: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a tensor of `shape` of integers from -`largest` to `largest` without 0, the same wherever it is called.
 
-    Different keys give different values, and no zeros: a value that went to the wrong place, or nowhere, is seen.
+    Different keys give different values, and none is 0: a value that is lost or in a wrong place shows.
     """
     generator = torch.Generator().manual_seed(mixed_seed("integers", *key))
     size = torch.randint(1, largest + 1, shape, generator=generator)
@@ -35,7 +36,7 @@ def integers(*shape: int, key: tuple[object, ...], largest: int = 4, dtype: torc
     return (size * sign).to(dtype)
 
 
-def with_integer_weights(module: nn.Module, *key: object) -> nn.Module:
+def with_integer_weights(module: _Module, *key: object) -> _Module:
     """Fill all floating or complex parameters of `module` with -2, -1, 1, 2, the same for the same `key`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -45,10 +46,7 @@ def with_integer_weights(module: nn.Module, *key: object) -> nn.Module:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One rank's part in one step: its data, and forward and backward, which a history shows as phases of these names.
-
-    Without a `phase` it runs the step where no history is recorded, as on a replica.
-    """
+    """One rank's part in one step: its data, and forward and backward as phases of these names, where there are any."""
 
     rank: int
     step: int
@@ -67,7 +65,6 @@ class RankStep:
         return (output * coefficients.to(output.device)).real.sum()
 
     def forward(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        """Call `model` as phase `forward`."""
         with self.phase("forward"):
             return model(*args, **kwargs)
 

@@ -26,14 +26,12 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return hidden states of the same shape (size x length x width)."""
         size, length, width = hidden.shape
         qkv = self.qkv(self.norm1(hidden)).view(size, length, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.projection(attended.transpose(1, 2).reshape(size, length, width))
-        feed_forward: Tensor = self.contract(F.gelu(self.expand(self.norm2(hidden))))
-        return hidden + feed_forward
+        return hidden + self.contract(F.gelu(self.expand(self.norm2(hidden))))
 
 
 class Gpt(nn.Module):
@@ -48,30 +46,27 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, alphabet, bias=False)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the next character at every position."""
         places = torch.arange(characters.shape[1], device=characters.device)
         hidden = self.characters(characters) + self.positions(places)
         for block in self.blocks:
             hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden))
-        return logits
+        return self.head(self.norm(hidden))
 
 
 class TiedLstm(nn.Module):
     """An LSTM whose output layer is its embedding: one parameter with two names and two uses."""
 
-    def __init__(self, *, alphabet: int, width: int = 16) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        alphabet, width = len(text()[1]), 16
         self.embedding = nn.Embedding(alphabet, width)
         self.lstm = nn.LSTM(width, width, batch_first=True)
         self.decoder = nn.Linear(width, alphabet)
         self.decoder.weight = self.embedding.weight
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the next character at every position."""
         hidden, _ = self.lstm(self.embedding(characters))
-        logits: Tensor = self.decoder(hidden)
-        return logits
+        return self.decoder(hidden)
 
 
 def text_loss(model: nn.Module, characters: Tensor, following: Tensor) -> Tensor:
@@ -84,15 +79,7 @@ def _excerpts_loss(model: nn.Module, batch: Batch) -> Tensor:
     return 8 * text_loss(model, *batch.text(4, 16))
 
 
-def _gpt(dtype: torch.dtype) -> nn.Module:
-    return Gpt(alphabet=len(text()[1])).to(dtype)
-
-
-def _lstm(dtype: torch.dtype) -> nn.Module:
-    return TiedLstm(alphabet=len(text()[1])).to(dtype)
-
-
 FIXTURES = (
-    ModelFixture("gpt", _gpt, _excerpts_loss),
-    ModelFixture("lstm", _lstm, _excerpts_loss),
+    ModelFixture("gpt", lambda: Gpt(alphabet=len(text()[1])), _excerpts_loss),
+    ModelFixture("lstm", TiedLstm, _excerpts_loss),
 )

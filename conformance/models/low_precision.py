@@ -22,7 +22,7 @@ _LIMIT = 10
 
 @dataclass
 class Precision(_MixedPrecision):
-    """torch's configuration, and two wishes that torch left open.
+    """torch's configuration, and two settings that torch plans.
 
     Attributes:
         cast_forward_inputs: whether inputs of the wrapper are cast to `param_dtype`.

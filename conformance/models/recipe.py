@@ -37,10 +37,10 @@ class Recipe:
     """What to train on, how long and how; read from a scenario's `arguments`.
 
     `batch_size` is one rank's micro-batch, `accumulate` the number of them in a step, `max_steps` the optimiser steps
-    in an epoch (0: all of the data). `clip_norm` 0 clips nothing. `evaluate` scores the model after every epoch.
-    `restart` says who loads the checkpoint that is taken after step `restart_after`: nobody, every rank into its
-    wrapped model, or rank 0 before wrapping. `minimum_accuracy` and `maximum_loss_ratio` (mean loss of the last quarter
-    of the steps over that of the first) are what the scenario demands of the result; 0 demands nothing.
+    in an epoch (0: all of the data). `clip_norm` 0 clips nothing. `evaluate` scores the model after every epoch. After
+    step `restart_after` the ranks that `restart` names load a checkpoint: none, every rank into its wrapped model, or
+    rank 0 before wrapping. The scenario demands `minimum_accuracy` and `maximum_loss_ratio` (mean loss of the last
+    quarter of the steps over that of the first) of the result; 0 demands nothing.
     """
 
     task: str
@@ -58,7 +58,6 @@ class Recipe:
     maximum_loss_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained; raises `ScenarioError`."""
         get_task(self.task)
         for field, value, known in (
             ("optimizer", self.optimizer, _OPTIMIZERS),
@@ -89,7 +88,6 @@ class Learner:
     def __init__(
         self, recipe: Recipe, module: nn.Module, *, rank: int, world_size: int, seed: int, device: torch.device | str
     ) -> None:
-        """Prepare to train `module` (unwrapped) on shard `rank` of `world_size`."""
         self.recipe = recipe
         self.task: Task = get_task(recipe.task)
         self._device = device

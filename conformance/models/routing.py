@@ -22,7 +22,6 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(8, 4) for _ in range(NUM_EXPERTS))
 
     def forward(self, inputs: Tensor, active: tuple[int, int]) -> Tensor:
-        """Return size x 4 outputs of the two `active` experts for size x 12 inputs."""
         hidden = torch.tanh(self.trunk(inputs))
         weights = torch.softmax(self.router(hidden)[:, list(active)], dim=1)
         outputs = torch.stack([self.experts[index](hidden) for index in active], dim=2)
@@ -38,9 +37,7 @@ class RankBranch(nn.Module):
         self.branches = nn.ModuleList((nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))))
 
     def forward(self, inputs: Tensor, branch: int) -> Tensor:
-        """Return size x 4 outputs by way of `branches[branch]`."""
-        output: Tensor = self.branches[branch](torch.tanh(self.trunk(inputs)))
-        return output
+        return self.branches[branch](torch.tanh(self.trunk(inputs)))
 
 
 class TwoHeads(nn.Module):
@@ -53,7 +50,6 @@ class TwoHeads(nn.Module):
         self.auxiliary = nn.Linear(8, 3)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both outputs, size x 4 and size x 3."""
         hidden = torch.tanh(self.trunk(inputs))
         return self.head(hidden), self.auxiliary(hidden)
 
@@ -68,9 +64,7 @@ class Unused(nn.Module):
         self.last = nn.Linear(8, 4)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return size x 4 outputs for size x 12 inputs."""
-        output: Tensor = self.last(torch.tanh(self.first(inputs)))
-        return output
+        return self.last(torch.tanh(self.first(inputs)))
 
 
 def active_experts(rank: int, step: int, micro: int) -> tuple[int, int]:
@@ -85,7 +79,6 @@ def _moe_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _branch_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Even ranks take the first branch, odd ranks the second."""
     output = model(batch.normal(8, 12), batch.rank % 2)
     return squared_error(output, batch.normal(8, 4))
 
@@ -95,25 +88,9 @@ def _first_head_loss(model: nn.Module, batch: Batch) -> Tensor:
     return squared_error(output, batch.normal(8, 4))
 
 
-def _moe(dtype: torch.dtype) -> nn.Module:
-    return MixtureOfExperts().to(dtype)
-
-
-def _rank_branch(dtype: torch.dtype) -> nn.Module:
-    return RankBranch().to(dtype)
-
-
-def _two_heads(dtype: torch.dtype) -> nn.Module:
-    return TwoHeads().to(dtype)
-
-
-def _unused(dtype: torch.dtype) -> nn.Module:
-    return Unused().to(dtype)
-
-
 FIXTURES = (
-    ModelFixture("moe", _moe, _moe_loss, has_unused=True),
-    ModelFixture("rank_branch", _rank_branch, _branch_loss, dtypes=ALL_REAL, has_unused=True),
-    ModelFixture("two_heads", _two_heads, _first_head_loss, dtypes=ALL_REAL, has_unused=True),
-    ModelFixture("unused", _unused, regression_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("moe", MixtureOfExperts, _moe_loss, has_unused=True),
+    ModelFixture("rank_branch", RankBranch, _branch_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("two_heads", TwoHeads, _first_head_loss, dtypes=ALL_REAL, has_unused=True),
+    ModelFixture("unused", Unused, regression_loss, dtypes=ALL_REAL, has_unused=True),
 )

@@ -19,6 +19,5 @@ class Scaled(nn.Module):
         self.register_buffer("scale", integers(2, key=("scale", rank), largest=largest, dtype=dtype))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.layer(inputs)
         return output * self.scale

@@ -1,9 +1,8 @@
-"""Models for tensor parallelism: small modules, and how to shard each over the ranks of a mesh dimension.
+"""Models for tensor parallelism: small modules in float64, and how to shard each over the ranks of a mesh dimension.
 
-All are in float64. The parameters' gradients of exact ones are rounded to whole multiples of `_QUANTUM` by hooks, as
-other fixtures do it (`models.exact`): what the order of sums changes is eleven orders of magnitude smaller, so that a
-sharded product and the product of the whole matrix give the same gradients bit for bit, and means over rows of the mesh
-are exact.
+Hooks round the parameters' gradients of an exact model to multiples of `_QUANTUM`, as in `models.exact`. The order of
+sums changes eleven orders of magnitude less, so a sharded product and the product of the whole matrix give the same
+gradients bit for bit, and means over rows of the mesh are exact.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from conformance.errors import ScenarioError
+from conformance.errors import ScenarioError, hint
 from conformance.models.exact import Quantum
 from conformance.models.integers import integers, with_integer_weights
 
@@ -38,11 +37,7 @@ Plan = Mapping[str, ParallelStyle]
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A module, how tensor parallelism spreads it, and what it is fed.
-
-    `exact`: gradients are rounded, so that they are the same bit for bit however the module is spread. `frozen` are the
-    names of parameters that are not trained.
-    """
+    """A module, its parallelisation plan and its data; `exact`: gradients are rounded; `frozen`: untrained names."""
 
     name: str
     module: Callable[[], nn.Module]
@@ -72,7 +67,7 @@ class ShardedModel:
         return module
 
     def inputs(self, row: int, step: int, micro: int) -> Tensor:
-        """Return the batch of a row of the mesh: all ranks of the row are fed the same."""
+        """Return the batch of a row of the mesh, the same on all ranks of the row."""
         key = ("sharded", self.name, row, step, micro)
         if self.takes_tokens:
             return integers(2, 12, key=key, largest=_NUM_TOKENS, dtype=torch.int64).remainder(_NUM_TOKENS)
@@ -82,11 +77,11 @@ class ShardedModel:
         """Run forward on the row's batch and return the scalar loss."""
         output = model(self.inputs(row, step, micro), **kwargs)
         target = integers(*output.shape, key=("target", row, step, micro), dtype=DTYPE)
-        return (output - target).pow(2).mean()  # type: ignore[no-any-return]
+        return (output - target).pow(2).mean()
 
 
 class Branches(nn.Module):
-    """Tokens through a residual stream that is split over the sequence; which branches are added to it is an argument.
+    """A residual stream that is split over the sequence; the argument `use` names the branches that are added to it.
 
     Its normalisations are replicated, and each rank sees a part of the sequence: their gradients are partial sums.
     """
@@ -103,11 +98,10 @@ class Branches(nn.Module):
         return nn.Sequential(OrderedDict(layers))
 
     def forward(self, tokens: Tensor, use: str = "ab") -> Tensor:
-        """Return a vector per token; `use` names the branches."""
         hidden = self.embed(tokens)
         for name in use:
             hidden = hidden + self.branches[name](hidden)
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
 
 def _branches_plan() -> Plan:
@@ -125,7 +119,7 @@ def _branches_plan() -> Plan:
 
 
 class Heads(nn.Module):
-    """Several heads; an argument of forward selects those that it uses."""
+    """Several heads; forward uses those that its argument names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,13 +127,12 @@ class Heads(nn.Module):
         self.heads = nn.ModuleDict({name: _mlp(4, 6, 4) for name in "abc"})
 
     def forward(self, inputs: Tensor, use: str = "abc") -> Tensor:
-        """Return the sum of the heads that `use` names."""
         hidden = self.trunk(inputs)
         return torch.stack([self.heads[name](hidden) for name in use]).sum(0)
 
 
 class Marked(nn.Module):
-    """An MLP with a buffer that takes part in forward and is changed by it."""
+    """An MLP whose forward adds a buffer to its output, then writes the mean of its inputs into the buffer."""
 
     mark: Tensor
 
@@ -149,11 +142,10 @@ class Marked(nn.Module):
         self.register_buffer("mark", torch.zeros(4))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the output shifted by what the buffer held; the buffer then holds the mean of the inputs."""
         output = self.layers(inputs) + self.mark
         with torch.no_grad():
             self.mark.copy_(inputs.mean(0))
-        return output  # type: ignore[no-any-return]
+        return output
 
 
 def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:
@@ -167,7 +159,7 @@ def _with_plain_head(hidden: int) -> nn.Sequential:
 
 
 def _mlp_plan(prefix: str = "") -> Plan:
-    # Without local outputs in between, torch knows the whole size of what it splits unevenly.
+    # Without local outputs in between, torch knows the whole size of a dimension that it splits unevenly.
     return {f"{prefix}up": ColwiseParallel(use_local_output=False), f"{prefix}down": RowwiseParallel()}
 
 
@@ -212,7 +204,7 @@ _MODELS = {
 
 
 def get_sharded_model(name: str) -> ShardedModel:
-    """Return the model called `name`; raises `ScenarioError` listing those there are."""
+    """Return the model called `name`; raises `ScenarioError` with near misses."""
     if name not in _MODELS:
-        raise ScenarioError(f"unknown sharded model {name!r}; known: {', '.join(sorted(_MODELS))}")
+        raise ScenarioError(f"unknown sharded model {name!r}{hint(name, _MODELS)}")
     return _MODELS[name]

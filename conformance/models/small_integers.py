@@ -1,10 +1,12 @@
-"""Whole numbers small enough for every dtype: `models.integers` for modules in half precision.
+"""Integers small enough for every dtype: `models.integers` for modules in half precision.
 
 Weights are 1 and -1, inputs at most 2, and losses are multiplied by 12 once. In modules of a few narrow layers all
 gradients are then multiples of 12 whose sums over 4 ranks have at most 8 significant bits.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,10 @@ from conformance.models.integers import RankStep, integers
 #: What losses are multiplied by: divisible by 2, 3 and 4.
 UNIT = 12
 
+_Module = TypeVar("_Module", bound=nn.Module)
 
-def with_small_weights(module: nn.Module, *key: object, beside: float = 0.0) -> nn.Module:
+
+def with_small_weights(module: _Module, *key: object, beside: float = 0.0) -> _Module:
     """Fill all parameters of `module` with 1 and -1, plus `beside`; the same for the same `key`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -31,7 +31,6 @@ class DataclassOutput(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, inputs: Tensor) -> Prediction:
-        """Return the prediction for size x 12 inputs."""
         features = torch.tanh(self.trunk(inputs))
         return Prediction(self.head(features), features)
 
@@ -45,7 +44,6 @@ class NestedOutput(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
 
     def forward(self, inputs: Tensor) -> dict[str, Any]:
-        """Return three size x 4 outputs for size x 12 inputs."""
         hidden = torch.tanh(self.trunk(inputs))
         first, second, third = (head(hidden) for head in self.heads)
         return {"first": first, "rest": (second, [None, {"third": third}]), "count": 3}
@@ -63,15 +61,7 @@ def _nested_loss(model: nn.Module, batch: Batch) -> Tensor:
     return squared_error(outputs, batch.normal(3, 8, 4))
 
 
-def _dataclass_output(dtype: torch.dtype) -> nn.Module:
-    return DataclassOutput().to(dtype)
-
-
-def _nested(dtype: torch.dtype) -> nn.Module:
-    return NestedOutput().to(dtype)
-
-
 FIXTURES = (
-    ModelFixture("dataclass_output", _dataclass_output, _dataclass_loss, dtypes=ALL_REAL),
-    ModelFixture("nested", _nested, _nested_loss, dtypes=ALL_REAL),
+    ModelFixture("dataclass_output", DataclassOutput, _dataclass_loss, dtypes=ALL_REAL),
+    ModelFixture("nested", NestedOutput, _nested_loss, dtypes=ALL_REAL),
 )

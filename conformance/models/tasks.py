@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from conformance.errors import ScenarioError
+from conformance.errors import ScenarioError, hint
 from conformance.models.batches import digits, text
 from conformance.models.language import CONTEXT, text_loss
 
@@ -21,7 +20,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Inputs with targets to train on and others to test on; `score` is measured on all of the test data at once.
+    """Inputs with targets for training and for the test; `score` is measured on all of the test data at once.
 
     `metric` names the score: `accuracy` (higher is better) or `test_loss` (lower is better).
     """
@@ -44,8 +43,7 @@ def get_task(name: str) -> Task:
     """Return the task called `name`; raises `ScenarioError` with near misses."""
     tasks = load_tasks()
     if name not in tasks:
-        near = difflib.get_close_matches(name, tasks, n=1) or sorted(tasks)
-        raise ScenarioError(f"unknown task {name!r}; did you mean {' or '.join(near)}?")
+        raise ScenarioError(f"unknown task {name!r}{hint(name, tasks)}")
     return tasks[name]
 
 

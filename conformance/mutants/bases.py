@@ -24,7 +24,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 def summed(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
     """Return the bucket's future sum over the group: a comm hook."""
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 class NothingToWaitFor:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.backends.backend import Backend, get_backend
-from conformance.errors import SubjectError, certain
-from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, hint, load_catalogue
+from conformance.errors import SubjectError, certain, hint
+from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, load_catalogue
 from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
 

@@ -27,6 +27,7 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
+from ddp_impl.api.distributed import InGraphBackwards
 from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import ManagedParameter
@@ -35,9 +36,8 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import expectations, reducer, reduction
+from ddp_impl.reducer.company import Order
 from ddp_impl.reducer.expectations import Every, Same, Some
-from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
-from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction

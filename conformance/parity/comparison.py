@@ -17,8 +17,8 @@ from conformance.parity.tolerance import FACTOR, largest, tolerance
 
 #: Kinds of quantities: the earlier one explains the later ones.
 KINDS = (
-    "optimizer steps", "learning rate", "gradient", "gradient factor", "parameter", "optimizer state", "buffer", "loss",
-    "number",
+    "optimizer steps", "learning rate", "weight decay", "gradient", "gradient factor", "parameter", "optimizer state",
+    "buffer", "loss", "number",
 )  # fmt: skip
 #: Kinds in which ranks must agree with each other to some ulp of the stored dtype, however coarse the tolerance is.
 _REPLICATED = ("gradient", "parameter", "optimizer state", "buffer")
@@ -33,6 +33,7 @@ class Reference:
     alone: list[Run]
     rows: list[Counter[int]]
     ulp: float  # of the least precise output of any module
+    drawn_in: tuple[str, ...] = ()  # where a step draws random numbers, if its results depend on them
 
 
 @dataclass

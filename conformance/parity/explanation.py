@@ -152,7 +152,7 @@ def _numbers(found: Comparison, key: Key, base: Run) -> str:
 
 def _traffic(first: Run, base: Run) -> str:
     """Say what rank 0 sent in step 1 beside what is trained, and point to a gather that no backward answers."""
-    trained = sum(value.numel() for name in base.trained if isinstance(value := base.start.get(name), Tensor))
+    trained = sum(value.numel() for name in base.held if isinstance(value := base.start.get(name), Tensor))
     said = ", ".join(f"{name} {elements:,}" for name, elements in first.sent.items()) or "nothing"
     text = f"Elements sent in step 1: {said}; trained: {trained:,}."
     gathers = "all_gather" in " ".join(first.sent) and not any(isinstance(each, Part) for each in first.start.values())

@@ -1,8 +1,9 @@
-"""Reasons why the comparison would be green whatever the ranks do, and mistakes that stand in one process too. Pure."""
+"""Reasons why a comparison shows nothing, and mistakes that stand in one process too. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 
 import torch
@@ -15,22 +16,23 @@ from conformance.parity.tolerance import largest
 _COARSE = 1.25  # a factor that must be seen
 
 
-def not_comparable(run: Run) -> str:
-    """Return why the reference cannot be compared with anything; empty if it can."""
-    if run.draws:
-        return "Not comparable: train_step draws random numbers. Draw them in make_batch, and ranks get their share."
-    if not run.trained:
-        return "Vacuous: no optimizer stepped in train_step, so that nothing was trained."
-    return ""
+def by_chance(places: Sequence[str]) -> str:
+    """Return why ranks differ whose step draws random numbers in these places, empty if there are none."""
+    if not places:
+        return ""
+    said = f"Not comparable: train_step draws random numbers on which its results depend ({listed(places)})."
+    return f"{said} Draw them in make_batch, of which ranks get their share, or make a training without them."
 
 
 def mistakes_in_one_process(run: Run, exempt: Mapping[str, str]) -> list[str]:
     """Return the mistakes that one process shows by itself; `exempt` maps patterns of names to reasons."""
-    unheld = [name for name in run.unheld - set(run.trained) if not any(fnmatch(name, pattern) for pattern in exempt)]
+    unheld = [name for name in run.unheld - set(run.trained) if not run.moved(name)]
+    left_over = run.strangers if unheld else ()
+    unheld = [name for name in unheld if not any(fnmatch(name, pattern) for pattern in exempt)]
     sentences = {
         "Gradients are not cleared: a backward adds to used ones: {}.": run.uncleared,
-        "The optimizer holds tensors that no module has, so it is older than they are: {}.": run.strangers,
-        "No optimizer holds these, though they get gradients: {}. Freeze them, or declare them (exempt).": unheld,
+        "The optimizer holds tensors that no module has, so it is older than they are: {}.": left_over,
+        "No optimizer moves these, though they get gradients: {}. Freeze them, or declare them (exempt).": unheld,
     }
     return [sentence.format(listed(names)) for sentence, names in sentences.items() if names]
 
@@ -38,7 +40,7 @@ def mistakes_in_one_process(run: Run, exempt: Mapping[str, str]) -> list[str]:
 def vacuous(found: Comparison, reference: Reference) -> list[str]:
     """Return why agreement would prove nothing."""
     said = []
-    if found.smallest_factor > _COARSE:
+    if _COARSE < found.smallest_factor < math.inf:
         factor = f"a factor of {found.smallest_factor:.2g} in all gradients would not be seen"
         said.append(f"Vacuous: too coarse: {factor}. Compare in float64 (dtype).")
     last = max((key.step for key in found.expected), default=0)
@@ -46,7 +48,7 @@ def vacuous(found: Comparison, reference: Reference) -> list[str]:
     results = {key: value for key, value in values.items() if key.kind in ("gradient", "parameter", "loss")}
     if bad := [key.name for key, value in results.items() if not value.isfinite().all()]:
         said.append(f"Vacuous: one process computes what is not finite: {listed(bad)}.")
-    ends = [key for key in values if key[:2] == (last, "parameter") and key.name in reference.base.trained]
+    ends = [key for key in values if key[:2] == (last, "parameter") and key.name in reference.base.held]
     if ends and all(bool((values[key].abs() <= found.limits[key]).all()) for key in ends):
         said.append("Vacuous: no parameter has moved by more than the tolerance.")
     first = [key for key in values if key[:2] == (0, "gradient")]

@@ -1,4 +1,4 @@
-"""Runs a function on forked ranks of a gloo group, and reports a rank that raises, dies or waits for ever.
+"""Runs a function on forked ranks of a process group, and reports a rank that raises, dies or waits for ever.
 
 Ranks are forked for each call: closures need no pickling, a rank that crashes takes nobody along, and nothing is left
 of a hang. Ranks hang when none has been runnable for a multiple of the reference's time: a busy machine makes both
@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import random
 import select
 import signal
 import sys
@@ -27,8 +26,13 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
+from conformance.backends.backend import Backend
+from conformance.backends.gloo import GLOO
+from conformance.parity.random_state import seed_all
 from conformance.parity.training import ParityError
+from conformance.recorder.group import init_process_group
 
 T = TypeVar("T")
 _POLL_S, _GRACE_S = 0.1, 2.0  # the grace is the others' time to notice that a rank has raised
@@ -100,7 +104,9 @@ class _Rank:
         os.waitpid(self.pid, 0)
 
 
-def on_ranks(function: Callable[[int], T], ranks: int, *, idle_s: float, total_s: float) -> list[T]:
+def on_ranks(
+    function: Callable[[int], T], ranks: int, *, idle_s: float, total_s: float, backend: Backend = GLOO
+) -> list[T]:
     """Return what `function(rank)` returned on every rank, in the order of ranks.
 
     `idle_s`: seconds after which ranks hang that are not runnable; `total_s`: after which they are given up anyway.
@@ -117,7 +123,7 @@ def on_ranks(function: Callable[[int], T], ranks: int, *, idle_s: float, total_s
                     pid = os.fork()
                 if not pid:
                     os.close(hold)
-                    _run(function, _Rank(number, 0, Path(folder)), ranks, total_s, report, leash)
+                    _run(function, _Rank(number, 0, Path(folder)), ranks, total_s, report, leash, backend)
                 started.append(_Rank(number, pid, Path(folder)))
             return _results(started, done, idle_s, total_s)
         finally:
@@ -127,7 +133,9 @@ def on_ranks(function: Callable[[int], T], ranks: int, *, idle_s: float, total_s
                 rank.end()
 
 
-def _run(function: Callable[[int], Any], own: _Rank, ranks: int, total_s: float, report: int, leash: int) -> NoReturn:
+def _run(
+    function: Callable[[int], Any], own: _Rank, ranks: int, total_s: float, report: int, leash: int, backend: Backend
+) -> NoReturn:
     """Be a rank: keep what the function returns or raises, and wait until no peer needs this process."""
     try:
         os.setsid()
@@ -140,10 +148,13 @@ def _run(function: Callable[[int], Any], own: _Rank, ranks: int, total_s: float,
         os.environ |= {"RANK": str(own.number), "LOCAL_RANK": str(own.number)}
         os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        where, timeout = f"file://{own.folder / 'store'}", timedelta(seconds=total_s)
-        dist.init_process_group("gloo", init_method=where, rank=own.number, world_size=ranks, timeout=timeout)
-        torch.manual_seed(0)
-        random.seed(0)
+        store, timeout = FileStore(str(own.folder / "store"), ranks), timedelta(seconds=total_s)
+        place: dict[str, Any] = {"store": store, "rank": own.number, "world_size": ranks, "timeout": timeout}
+        if backend.name in dist.Backend.backend_list:
+            dist.init_process_group(backend.name, **place)
+        else:
+            init_process_group(backend, None, **place)
+        seed_all(0)
         own.keep("result", pickle.dumps(function(own.number)))
         os.write(report, b".")
         os.read(leash, 1)

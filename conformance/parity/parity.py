@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from conformance.backends.backend import Backend, get_backend
 from conformance.parity.comparison import Comparison, Reference, compare, spread, wrong_data
 from conformance.parity.explanation import explain, first_difference
-from conformance.parity.guards import listed, mistakes_in_one_process, not_comparable, vacuous
+from conformance.parity.guards import by_chance, listed, mistakes_in_one_process, vacuous
 from conformance.parity.launch import RankError, on_ranks
 from conformance.parity.record import Run, record
 from conformance.parity.reproduction import write_program
@@ -90,45 +91,51 @@ def examine(
     local_batchnorm: bool = False,
     exempt: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    backend: str = "gloo",
 ) -> Report:
     """Compare as `parity` does, and return what differs.
 
     `wrap` is a callable or a name (`wrappers.wrapper`). `dtype` None keeps the training's own precision. `shares`: how
     many different shares the ranks get, fewer than ranks under tensor parallelism. `local_batchnorm`: each rank's
     BatchNorm normalises by its own share on purpose, so one process does the same. `exempt` maps patterns of names to
-    reasons. The program that shows a difference is written to `folder`, by default one for temporary files.
+    reasons. `backend` is one that the suite knows, such as `nccl` or `sim`: modules and batches move to its device. The
+    program that shows a difference is written to `folder`, by default one for temporary files.
     """
     exempt, shares = exempt or {}, ranks if shares is None else shares
     _check_options(ranks, steps, shares)
     wrap = wrapper(wrap)
+    under = get_backend(backend)
+    under.require()
     training = Training(make, make_batch, train_step, steps, shares, dtype)
     training.check()
     notes: list[str] = []
-    training, reference = _reference(training, local_batchnorm, notes)
-    if reason := not_comparable(reference.base):
-        return Report((reason,), tuple(notes))
+    training, reference = _reference(training, local_batchnorm, notes, under)
+    if not reference.base.trained:
+        return Report(("Vacuous: no optimizer stepped in train_step, so that nothing was trained.",), tuple(notes))
     idle_s = max(_LEAST_PATIENCE_S, _PATIENCE * reference.base.seconds)
     total_s = _LEAST_PATIENCE_S + _TOTAL * max(reference.base.seconds, _LEAST_PATIENCE_S)
 
     def one_rank(rank: int) -> tuple[Run, list[Counter[int]]]:
-        batches = training.batches(rank * shares // ranks, shares)
-        return record(training, batches, wrap), [_rows(batch) for batch in batches]
+        own = replace(training, device=under.device(rank))
+        batches = own.batches(rank * shares // ranks, shares)
+        return record(own, batches, wrap), [_rows(batch) for batch in batches]
 
     try:
-        runs, rows = zip(*on_ranks(one_rank, ranks, idle_s=idle_s, total_s=total_s), strict=True)
+        runs, rows = zip(*on_ranks(one_rank, ranks, idle_s=idle_s, total_s=total_s, backend=under), strict=True)
     except RankError as error:
         return Report((f"The ranks do not finish, one process does:\n{error}",), tuple(notes))
     found = compare(reference, runs, exempt, local_statistics=local_batchnorm)
     findings, sentence = mistakes_in_one_process(reference.base, exempt), wrong_data(reference.rows, rows, shares)
     if found.wrong and not sentence:  # of other data, all else follows
         step, _ = first_difference(found)
-        sentence = explain(found, reference.base, runs, reference.alone if step == 0 else _alone_later(training, step))
+        alone = _alone_later(training, step, under) if step else reference.alone
+        sentence = by_chance(reference.drawn_in) or explain(found, reference.base, runs, alone)
     if sentence:
         where = folder or Path(tempfile.mkdtemp(prefix="parity-"))
         findings += [sentence, write_program(training, wrap, ranks, sentence, reference.base, where)]
     findings += vacuous(found, reference)
-    declared = _declared(found, reference.base, local_batchnorm)
-    return Report(tuple(findings), (*notes, *_notes(found)), declared, found.used)
+    declared = _declared(found, reference, local_batchnorm)
+    return Report(tuple(findings), (*notes, *_notes(found, reference.base)), declared, found.used)
 
 
 def _check_options(ranks: int, steps: int, shares: int) -> None:
@@ -144,12 +151,15 @@ def _check_options(ranks: int, steps: int, shares: int) -> None:
         )
 
 
-def _reference(training: Training, local_batchnorm: bool, notes: list[str]) -> tuple[Training, Reference]:
+def _reference(
+    training: Training, local_batchnorm: bool, notes: list[str], under: Backend
+) -> tuple[Training, Reference]:
     """Return one process's runs, and the training in its own precision where it cannot run in another."""
+    training = replace(training, device=under.device(0))
     own, why_not = replace(training, dtype=None), ""
     for each in (training, own) if training.dtype else (own,):
         try:
-            found = _on_one(partial(_one_process, each, local_batchnorm))
+            found = _on_one(partial(_one_process, each, local_batchnorm), under)
         except RankError as error:
             why_not = str(error).strip()
             continue
@@ -159,8 +169,8 @@ def _reference(training: Training, local_batchnorm: bool, notes: list[str]) -> t
     raise ParityError(f"The training does not run in one process either:\n{why_not}")
 
 
-def _on_one(function: Callable[[], T]) -> T:
-    return on_ranks(lambda _: function(), 1, idle_s=_REFERENCE_IDLE_S, total_s=_REFERENCE_TOTAL_S)[0]
+def _on_one(function: Callable[[], T], under: Backend) -> T:
+    return on_ranks(lambda _: function(), 1, idle_s=_REFERENCE_IDLE_S, total_s=_REFERENCE_TOTAL_S, backend=under)[0]
 
 
 def _one_process(training: Training, local_batchnorm: bool) -> Reference:
@@ -168,12 +178,17 @@ def _one_process(training: Training, local_batchnorm: bool) -> Reference:
     statistics_of = training.shares if local_batchnorm else 0
     whole = training.batches(0, 1)
     base = record(training, whole, None, statistics_of=statistics_of)
-    if not_comparable(base):
+    if not base.trained:
         return Reference(base, {}, [], [], 0.0)
     ulp = max(torch.finfo(dtype).eps for dtype in base.dtypes or {torch.float32})
     again = partial(record, training, whole, None, statistics_of=statistics_of)
     moved = spread(base, (again(nudge=Nudge(ulp, seed)) for seed in range(NUDGES)))
-    return Reference(base, moved, _alone(training, 0), [_rows(batch) for batch in whole], ulp)
+    reference = Reference(base, moved, _alone(training, 0), [_rows(batch) for batch in whole], ulp)
+    if not base.draws:
+        return reference
+    other = again(seed=1)
+    differ = compare(reference, [other], {}, local_statistics=False).wrong
+    return replace(reference, drawn_in=tuple(other.drawn_in or ["random, numpy.random"])) if differ else reference
 
 
 def _alone(training: Training, step: int) -> list[Run]:
@@ -185,9 +200,9 @@ def _alone(training: Training, step: int) -> list[Run]:
     return [record(training, [*before, batch], None) for batch in own]
 
 
-def _alone_later(training: Training, step: int) -> list[Run]:
+def _alone_later(training: Training, step: int, under: Backend) -> list[Run]:
     try:
-        return _on_one(lambda: _alone(training, step))
+        return _on_one(lambda: _alone(training, step), under)
     except RankError:  # a share alone does not survive that step: the explanation does without
         return []
 
@@ -199,16 +214,22 @@ def _rows(batch: Any) -> Counter[int]:
     return Counter(hash(row.contiguous().numpy().tobytes()) for leaf in wide for row in leaf)
 
 
-def _notes(found: Comparison) -> list[str]:
-    seen = f"1 ± {found.smallest_factor - 1:.1e}"
-    said = [f"{len(found.limits)} quantities compared; smallest factor of all gradients that would be seen: {seen}"]
+def _notes(found: Comparison, base: Run) -> list[str]:
+    seen = f"smallest factor of all gradients that would be seen: 1 ± {found.smallest_factor - 1:.1e}"
+    if base.strangers:
+        copies = f"the optimizer holds copies ({listed(base.strangers)}), whose gradients are not compared"
+        seen = f"{copies}. Return the gradient norm from train_step: an optimizer such as Adam hides a factor"
+    said = [f"{len(found.limits)} quantities compared; {seen}"]
     if found.rounding:
         said.append(f"{found.rounding} elements of parameters not compared: their gradient is rounding")
     return said
 
 
-def _declared(found: Comparison, base: Run, local_batchnorm: bool) -> tuple[str, ...]:
+def _declared(found: Comparison, reference: Reference, local_batchnorm: bool) -> tuple[str, ...]:
+    base = reference.base
     said = [f"declared: {count} quantities differ: {reason}" for reason, count in found.excused.items()]
+    if reference.drawn_in:
+        said.append(f"declared: all ranks draw the same random numbers here ({listed(reference.drawn_in)})")
     if base.dropouts:
         said.append(f"declared: {base.dropouts} calls of dropout do nothing, on the ranks as in one process")
     if base.batch_norms and local_batchnorm:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from torch.nn import functional
 from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves, tree_map
 
+from conformance.parity.random_state import Draws, random_state, seed_all
 from conformance.parity.tensors import Key, Names, Value, snapshot
 from conformance.parity.tolerance import Nudge
 from conformance.parity.training import ParityError, Training
@@ -33,7 +33,7 @@ class Run:
     seen: dict[Key, Value] = field(default_factory=dict)  # in the order in which it was seen
     start: dict[str, Value] = field(default_factory=dict)  # parameters before the first step
     trained: dict[str, None] = field(default_factory=dict)  # names of what optimizers hold, in their order
-    strangers: set[str] = field(default_factory=set)  # tensors of optimizers that no module has
+    strangers: set[str] = field(default_factory=set)  # tensors of optimizers that no module has: copies, or left over
     unheld: set[str] = field(default_factory=set)  # parameters with a gradient that no optimizer holds
     uncleared: set[str] = field(default_factory=set)  # stepped with a gradient that holds an earlier step's
     dtypes: set[torch.dtype] = field(default_factory=set)  # that modules return or compute in
@@ -41,8 +41,20 @@ class Run:
     sent: Counter[str] = field(default_factory=Counter)  # elements by collective, in the first step
     backwards: int = 0  # in the first step
     dropouts: int = 0  # calls that did nothing
-    draws: bool = False  # whether a step took random numbers
+    draws: bool = False  # whether a step drew random numbers, or seeded their generators
+    drawn_in: list[str] = field(default_factory=list)  # where, if `record` was given a seed
     seconds: float = 0.0
+
+    @property
+    def held(self) -> set[str]:
+        """Names of the parameters that optimizers train: all of them where optimizers hold copies."""
+        return set(self.trained) - self.strangers or set(self.start)
+
+    def moved(self, name: str) -> bool:
+        """Whether parameter `name` is another after the last step than at the start."""
+        start = self.start.get(name)
+        last = next((value for key, value in reversed(self.seen.items()) if key[1:] == ("parameter", name)), None)
+        return not (isinstance(start, Tensor) and isinstance(last, Tensor) and torch.equal(start, last))
 
 
 def record(
@@ -52,15 +64,16 @@ def record(
     *,
     nudge: Nudge | None = None,
     statistics_of: int = 0,
+    seed: int = 0,
 ) -> Run:
     """Make the training, take a step with each batch, and return what was seen.
 
     In one process `wrap` is None; then gathering is the identity with its gradient. `nudge` moves parameters, batches
-    and gradients. With `statistics_of` n, BatchNorm normalises each of n shares of a batch by itself.
+    and gradients. With `statistics_of` n, BatchNorm normalises each of n shares of a batch by itself. `seed`
+    is that of the random numbers which steps draw; the training is always made with the same ones.
     """
     run, began = Run(), time.monotonic()
-    torch.manual_seed(0)
-    random.seed(0)
+    seed_all(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(training.dtype or usual)
     try:
@@ -75,8 +88,12 @@ def record(
                     tensor.copy_(nudge(tensor))
         run.start = {name: snapshot(tensor) for name, tensor in names.parameters().items()}
         with _Recorder(run, names, made, wrap is None, nudge, statistics_of) as recorder:
+            if seed:
+                seed_all(seed)
+                drawn = recorder.enter_context(Draws())
             for step, batch in enumerate(batches):
                 recorder.step(step, training.train_step, tree_map(nudge, batch) if nudge else batch)
+            run.drawn_in = [*drawn.places] if seed else []
     finally:
         torch.set_default_dtype(usual)
     run.seconds = time.monotonic() - began
@@ -118,14 +135,14 @@ class _Recorder(contextlib.ExitStack):
         """Take step `at` and record what it leaves behind."""
         run, self._at = self._run, at
         self._steps.clear()
-        random_state = torch.get_rng_state(), random.getstate()
+        before = random_state()
         listening = at == 0 and not self._alone
         with torch.autograd.profiler.profile(enabled=listening, record_shapes=True, use_kineto=False) as profile:
             said = train_step(*self._made.values(), batch)
         for event in profile.function_events or () if listening else ():
             if event.name.startswith("gloo:"):
                 run.sent[event.name[5:]] += sum(torch.Size(shape).numel() for shape in event.input_shapes if shape)
-        run.draws |= not torch.equal(random_state[0], torch.get_rng_state()) or random_state[1] != random.getstate()
+        run.draws |= random_state() != before
         run.seen[Key(at, "optimizer steps", "count")] = torch.tensor(self._steps.total())
         parameters = self._names.parameters()
         for name, tensor in parameters.items():
@@ -187,12 +204,15 @@ class _Recorder(contextlib.ExitStack):
             self._run.seen[Key(self._at, "learning rate", f"{label}, group {number}{again}")] = rate
             for index, tensor in enumerate(group["params"]):
                 name = known.get(id(tensor), f"{label}[{number}][{index}]")
-                if id(tensor) not in known:
-                    self._run.strangers.add(name)
+                decay = torch.tensor(float(group.get("weight_decay", 0.0)), dtype=torch.float64)
+                self._run.seen[Key(self._at, "weight decay", name + again)] = decay
                 self._run.trained[name] = None
                 gradient = tensor.grad
-                seen = None if gradient is None else snapshot(gradient)
-                self._run.seen[Key(self._at, "gradient", name + again)] = seen
+                if id(tensor) in known:
+                    seen = None if gradient is None else snapshot(gradient)
+                    self._run.seen[Key(self._at, "gradient", name + again)] = seen
+                else:
+                    self._run.strangers.add(name)
                 if name in self._stale:
                     self._run.uncleared.add(name)
                 self._stepped.add(name)

@@ -41,12 +41,12 @@ Value = Tensor | Part | None
 
 
 def snapshot(tensor: Any) -> Tensor | Part:
-    """Return a copy of a tensor, or of this rank's part of a DTensor; communicates nothing."""
+    """Return a copy on the CPU of a tensor, or of this rank's part of a DTensor; communicates nothing."""
     tensor = tensor.detach()
     if not hasattr(tensor, "placements"):
-        dense: Tensor = tensor.to_dense() if tensor.is_sparse else tensor.clone()
+        dense: Tensor = (tensor.to_dense() if tensor.is_sparse else tensor).to("cpu", copy=True)
         return dense
-    local, mesh = instance(tensor.to_local(), Tensor).clone(), tensor.device_mesh.mesh.clone()
+    local, mesh = instance(tensor.to_local(), Tensor).to("cpu", copy=True), tensor.device_mesh.mesh.clone()
     plain: list[tuple[int, int | None]] = []
     strided: list[tuple[int, int | None]] = []  # parts of what a later mesh dimension has cut
     for mesh_dim, placement in enumerate(tensor.placements):

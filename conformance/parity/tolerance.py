@@ -25,7 +25,7 @@ class Nudge:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         signs = torch.randint(0, 2, value.shape, generator=self._random) * 2 - 1
-        return value.detach() * (1 + self._ulp * signs)
+        return value.detach() * (1 + self._ulp * signs.to(value.device))
 
     def gradient(self, gradient: Tensor) -> None:
         """Move a gradient in place. Adam turns one that is only rounding into a whole step, up or down."""
@@ -33,7 +33,7 @@ class Nudge:
             gradient = gradient._values()
         if gradient.numel():
             noise = torch.rand(gradient.shape, generator=self._random, dtype=gradient.dtype) * 2 - 1
-            gradient += noise * self._ulp * gradient.abs().max() * (gradient != 0)
+            gradient += noise.to(gradient.device) * self._ulp * gradient.abs().max() * (gradient != 0)
 
 
 def tolerance(key: Key, want: Tensor, spread: Tensor | None, raw: Tensor, ulp: float) -> Tensor:

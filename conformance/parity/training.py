@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.errors import ConformanceError
+from conformance.parity.random_state import seed_all
 
 #: Methods of wrappers that steps call: in one process nothing wraps the module, so that they do nothing there.
 _NULL_METHODS = {
@@ -32,7 +32,7 @@ class ParityError(ConformanceError):
 class Training:
     """A training for `steps` steps, of which every rank gets one of `shares` shares of each batch.
 
-    `dtype` is the precision to which modules and batches are cast, None for their own.
+    `dtype` is the precision to which modules and batches are cast, None for their own; they move to `device`.
     """
 
     make: Callable[..., Any]
@@ -41,6 +41,7 @@ class Training:
     steps: int
     shares: int
     dtype: torch.dtype | None
+    device: str = "cpu"
 
     def check(self) -> None:
         """Raise `ParityError` unless make and make_batch can be called as they will be, and train_step at all."""
@@ -55,8 +56,7 @@ class Training:
         """Return the batches of all steps: a share's, or whole ones if `shares` is 1. Seeds RNGs."""
         found = []
         for step in range(self.steps):
-            torch.manual_seed(step)
-            random.seed(step)
+            seed_all(step)
             if takes(self.make_batch, "rank"):
                 batch = self.make_batch(step, share, shares)
             else:
@@ -76,7 +76,7 @@ class Training:
         def wrapped(module: nn.Module) -> Any:
             if not isinstance(module, nn.Module):
                 raise ParityError(_expected("wrap", "a torch.nn.Module", module))
-            module = module if self.dtype is None else module.to(self.dtype)
+            module = module.to(device=self.device, dtype=self.dtype)
             return _unwrapped(module) if wrap is None else wrap(module)
 
         made = self.make(wrapped) if takes(self.make, "wrap") else self.make()
@@ -94,8 +94,9 @@ class Training:
         return dict(zip(names, values, strict=True))
 
     def _cast(self, leaf: Any) -> Any:
-        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf.to(self.dtype) if self.dtype and floating else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device=self.device, dtype=self.dtype if leaf.is_floating_point() else None)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -14,8 +14,7 @@ from conformance.programs.rank_context import RankContext
 def same_bits_everywhere(ctx: RankContext, tensors: Sequence[Tensor]) -> bool:
     """Return whether every rank holds the bits of rank 0 in `tensors`, which are dense and of one dtype.
 
-    It compares bits, not values: 0.0 and -0.0 on two ranks differ, and equal NaNs agree. All ranks must call it; it
-    gathers the tensors once.
+    0.0 and -0.0 differ, and equal NaNs agree. All ranks must call it; it gathers the tensors once.
     """
     mine = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).contiguous()
     gathered = [torch.empty_like(mine) for _ in range(ctx.world_size)]

@@ -32,8 +32,7 @@ WIDTH = 4
 class Use:
     """A module, the code of one step, and how the module is wrapped (as a whole unless `wrap` says otherwise).
 
-    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not raise. `ignored` are
-    names of parameters that the DDP must ignore.
+    A DDP may raise `refusal` instead of averaging; None: it may not raise. It must ignore the parameters `ignored`.
     """
 
     build: Callable[[], nn.Module]
@@ -75,11 +74,10 @@ class Tied(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of WIDTH."""
-        output: Tensor = self.decoder(self.encoder(inputs))
-        return output
+        return self.decoder(self.encoder(inputs))
 
 
-class Twins(nn.Module):
+class _Twins(nn.Module):
     """Layers whose weights share memory and are two parameters, and one that begins inside the memory of another."""
 
     def __init__(self) -> None:
@@ -91,13 +89,11 @@ class Twins(nn.Module):
         self.last.weight = nn.Parameter(self.encoder.weight.data[1:])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH - 1."""
-        output: Tensor = self.last(self.decoder(self.encoder(inputs)))
-        return output
+        return self.last(self.decoder(self.encoder(inputs)))
 
 
-#: Names to ignore, and names that somebody might take for them who compares in another way than as a whole: they have
-#: one of them as a beginning, an end or a part, are a part of one, or match one as a pattern or without regard to case.
+#: Names to ignore, and names that a DDP would also ignore if it did not compare whole names: by a prefix, a suffix or a
+#: part, as a pattern, or without regard to case.
 IGNORED_NAMES = ("net.layer1.weight", "net.bias", "net.w*", "net.table?")
 _NEIGHBOURS_OF_IGNORED = (
     "net.layer10.weight", "net.layer1.weight2", "net.layer1.weight_orig", "net.layer1.bias", "net.layer1.w",
@@ -106,7 +102,7 @@ _NEIGHBOURS_OF_IGNORED = (
 )  # fmt: skip
 
 
-class ManyNames(nn.Module):
+class _ManyNames(nn.Module):
     """A vector under every name, each of which has a gradient of its own."""
 
     def __init__(self) -> None:
@@ -121,11 +117,10 @@ class ManyNames(nn.Module):
             owner.register_parameter(own, nn.Parameter(torch.empty(WIDTH)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         return torch.stack([inputs * vector * (1 + index) for index, vector in enumerate(self.parameters())]).sum(0)
 
 
-class Odd(nn.Module):
+class _Odd(nn.Module):
     """A scalar parameter, one without elements, and an ordinary one."""
 
     def __init__(self) -> None:
@@ -135,7 +130,6 @@ class Odd(nn.Module):
         self.weight = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         return inputs * self.weight * self.scale + self.nothing.sum()
 
 
@@ -154,8 +148,7 @@ class Checkpointed(nn.Module):
         hidden = inputs.requires_grad_()
         for _ in range(self.num_checkpoints):
             hidden = checkpoint(self.first, hidden, use_reentrant=self.reentrant)
-        output: Tensor = self.last(hidden)
-        return output
+        return self.last(hidden)
 
 
 def _ordinary(model: nn.Module, turn: RankStep) -> None:
@@ -320,10 +313,10 @@ USES: Mapping[str, Use] = {
     "gradient_set_before": Use(layers, _gradient_set_before),
     "used_twice": Use(Twice, _ordinary),
     "tied": Use(Tied, _ordinary),
-    "twins": Use(Twins, _ordinary),
-    "odd_shapes": Use(Odd, _ordinary),
+    "twins": Use(_Twins, _ordinary),
+    "odd_shapes": Use(_Odd, _ordinary),
     "ignored_in_root": Use(Twice, _ordinary, ignored=("shared",)),
-    "ignored_among_neighbours": Use(ManyNames, _ordinary, ignored=IGNORED_NAMES),
+    "ignored_among_neighbours": Use(_ManyNames, _ordinary, ignored=IGNORED_NAMES),
     "ignored_in_child": Use(layers, _ordinary, ignored=("0.bias", "1.weight")),
     "partial_backward": Use(layers, _partial_backward, refusal=_REFUSAL, num_steps=1),
     "two_wrappers": Use(_pair, _two_wrappers, _wrap_each),

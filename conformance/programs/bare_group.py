@@ -13,9 +13,9 @@ from conformance.programs.rank_context import RankContext
 def bare_group(ctx: RankContext, group: dist.ProcessGroup, store: Store | None = None) -> dist.ProcessGroup:
     """Return the ranks and the backend of `group` in a bare `ProcessGroup` with this store, or with none. Local.
 
-    Does not apply where a backend's groups are process groups written in Python: there is no backend to take out.
+    Unsupported where a backend's groups are process groups written in Python, which hold no backend.
     """
-    made: dist.ProcessGroup = getattr(group, "inner", group)  # what a recorder of collectives has wrapped
+    made: dist.ProcessGroup = getattr(group, "inner", group)  # of a recorded group
     if type(made) is not dist.ProcessGroup:
         ctx.unsupported(f"a group of this backend is a {type(made).__name__} and holds no backend of its own")
     arguments: list[Any] = [*([] if store is None else [store]), group.rank(), group.size()]

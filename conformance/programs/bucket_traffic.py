@@ -23,8 +23,8 @@ from conformance.truth.expected import Satisfies, at_least, at_most
 
 NUM_STEPS = 4
 
-#: What a scenario may require: every element reduced once; the buckets of the first step; those of the later steps;
-#: one dtype per collective; collectives issued before the last gradient is there, and all but one of them.
+#: What a scenario may require: every element reduced once; the buckets of the first step and of later steps; one dtype
+#: per collective; some collectives, or all but one, issued before the last gradient is ready.
 ASPECTS = ("elements", "first", "later", "dtypes", "overlap", "full_overlap")
 
 _MIB = 1024 * 1024
@@ -32,10 +32,7 @@ _DEFAULT_FIRST_MIB, _DEFAULT_MIB = 1, 25
 
 
 class Stack(nn.Module):
-    """Vectors of given lengths, used one after the other in a given order; the last one used gets its gradient first.
-
-    `order` are positions in `sizes`: the order of registration is that of `sizes`.
-    """
+    """Vectors of lengths `sizes`, registered in this order, used in `order` (positions in `sizes`)."""
 
     def __init__(self, sizes: Sequence[int], dtypes: Sequence[str], order: Sequence[int]) -> None:
         super().__init__()
@@ -48,8 +45,7 @@ class Stack(nn.Module):
         """Return a vector: `inputs` shifted by a multiple of every vector's sum."""
         hidden = inputs
         for place, position in enumerate(self.order):
-            vector = self.vectors[position]
-            hidden = hidden + (vector.sum() * (place + 1)).to(inputs.dtype)
+            hidden = hidden + (self.vectors[position].sum() * (place + 1)).to(inputs.dtype)
         return hidden
 
 
@@ -66,7 +62,6 @@ def _order(scenario: Scenario, rank: int) -> list[int]:
 
 
 def _left_out(scenario: Scenario) -> set[int]:
-    """Return the positions of vectors that the DDP must not reduce."""
     return {*scenario.arguments.get("frozen", ()), *scenario.arguments.get("ignored", ())}
 
 
@@ -85,7 +80,6 @@ def _build(scenario: Scenario, rank: int) -> nn.Module:
 
 
 def _turning_step(model: Any, turn: RankStep) -> None:
-    """Take a step in which the vectors are used in another order than in the last one."""
     model.module.order = [*model.module.order[1:], model.module.order[0]]
     _step(model, turn)
 
@@ -104,24 +98,23 @@ def bucket_traffic(ctx: RankContext) -> None:
 
     Arguments: `sizes`, lengths of the vectors in order of registration; `order` in which they are used ("registered",
     "reversed", "by_rank"), with `turns` another one in each step; `dtypes`; positions that are `frozen` or `ignored`;
-    `judge`, which of `ASPECTS` are required
-    besides right gradients. Observes gradients and for each step what these aspects need of: `buckets` (elements of
-    each gradient collective), `elements` (per dtype), `dtypes_mixed` and `issued_before_last` (how many gradient
-    collectives were issued when the last gradient was computed; `issued_late` those after). Where a DDP reduces
-    otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
+    `judge`, which of `ASPECTS` are required besides right gradients. Observes gradients and, for each step and as these
+    aspects need it: `buckets` (elements of each gradient collective), `elements` (per dtype), `dtypes_mixed`, and how
+    many gradient collectives were issued when the last gradient was computed, `issued_before_last`, and after it,
+    `issued_late`. Counts are `Unmeasured` of a DDP that does not all_reduce gradients. All ranks run it.
     """
     module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
     judged = _judged_traffic(ctx.scenario)
     seen: dict[str, int] = {}
 
-    def gradient_comes(_: Tensor) -> None:
-        is_recorded = len(ctx.collectives()) > 0  # else there is nothing to wait for: the first step has issued some
+    def last_gradient_ready(_: Tensor) -> None:
+        is_recorded = len(ctx.collectives()) > 0  # the first step has issued some
         awaited = _num_overlapping(ctx.scenario) if seen["step"] and is_recorded else 0
         seen["issued_before_last"] = num_issued(lambda: _of_step(ctx.collectives(), seen["step"]), awaited)
 
     left_out = _left_out(ctx.scenario)
     first_used = next(module.vectors[position] for position in module.order if position not in left_out)
-    first_used.register_hook(gradient_comes)
+    first_used.register_hook(last_gradient_ready)
 
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
@@ -149,7 +142,7 @@ def _traffic(collectives: Sequence[Collective]) -> dict[str, Any]:
     }
 
 
-#: What is counted of all-reduces of the gradients' own elements, and of no other traffic.
+#: Counts that need a DDP that all-reduces the gradients' own elements.
 _COUNTS = ("buckets", "num_buckets", "elements", "issued_late")
 
 
@@ -175,12 +168,10 @@ def _filled(scenario: Scenario) -> list[int]:
 
 
 def _used(scenario: Scenario) -> list[int]:
-    """Return the positions of the vectors that a step reduces, in the order of their gradients."""
     return [position for position in reversed(_order(scenario, 0)) if position not in _left_out(scenario)]
 
 
 def _elements(scenario: Scenario) -> dict[str, int]:
-    """Return how many elements of each dtype a step reduces."""
     sizes, dtypes = scenario.arguments["sizes"], _dtypes(scenario)
     elements: dict[str, int] = {}
     for position in _used(scenario):
@@ -189,7 +180,7 @@ def _elements(scenario: Scenario) -> dict[str, int]:
 
 
 def caps_of(options: Mapping[str, Any]) -> list[int]:
-    """Return the caps in bytes of the first, second, ... bucket for `options`; the last holds for all further ones."""
+    """Return the caps in bytes of the first, second, ... bucket for `options`; the last is that of all further ones."""
     if caps := options.get("bucket_cap_mb_list"):
         return [int(cap * _MIB) for cap in caps]
     if (cap := options.get("bucket_cap_mb")) is not None:
@@ -213,7 +204,6 @@ bucket_traffic.expects(truth_of)
 
 
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
-    """Return what the aspects in argument `judge` require of every rank."""
     judge, elements = scenario.arguments["judge"], _elements(scenario)
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
@@ -248,10 +238,10 @@ def _are_in_some_order(got: list[int], sizes: list[int]) -> bool:
 def model_traffic(ctx: RankContext) -> None:
     """Train steps of the scenario's model without an optimiser, in two wrappers, and observe what they communicate.
 
-    Observes for each step `elements` (per dtype), `num_buckets`, `others`, and `same_as_twin`: whether the
-    buckets were those of an equal module in a second wrapper. With argument `few`, one bucket per dtype is required.
-    `others` are collectives that move no gradients, but for the agreement about unused parameters. Where a DDP reduces
-    otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
+    Observes for each step `elements` (per dtype), `num_buckets`, `others` (collectives that move no gradients, except
+    the agreement about unused parameters), and `same_as_twin`: whether an equal module in a second wrapper had the same
+    buckets. Argument `few` requires one bucket per dtype. Counts are `Unmeasured` of a DDP that does not all_reduce
+    gradients. All ranks run it.
     """
     traffic: list[list[dict[str, Any]]] = []
     gradients = _elements_of_model(ctx.scenario)
@@ -277,20 +267,17 @@ def model_traffic(ctx: RankContext) -> None:
 
 
 def but_for_agreement(collectives: Sequence[Collective], num_parameters: int) -> list[Collective]:
-    """Leave out the first collective by which ranks can agree on unused parameters: a few whole numbers of every rank.
-
-    A broadcast is none: it tells of one rank.
-    """
+    """Leave out the first collective by which ranks can agree on unused parameters: a few integers from every rank."""
 
     def agrees(one: Collective) -> bool:
-        return one.op.startswith(_OF_ALL) and one.dtypes[0] in _WHOLE and one.numel <= num_parameters
+        is_of_all_ranks = one.op.startswith(("all_reduce", "all_gather"))
+        return is_of_all_ranks and one.dtypes[0] in _INTEGERS and one.numel <= num_parameters
 
     agreement = next(filter(agrees, collectives), None)
     return [one for one in collectives if one is not agreement]
 
 
-_OF_ALL = ("all_reduce", "all_gather")
-_WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 def _elements_of_model(scenario: Scenario) -> dict[str, int]:

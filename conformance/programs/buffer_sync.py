@@ -1,4 +1,4 @@
-"""Programs about buffers: which values a forward sees, and what synchronising buffers must not disturb."""
+"""Programs about buffers: which values a forward finds, and what synchronising buffers must not disturb."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ NUM_STEPS = 4
 _IN_ROOT = ("table", "count")
 
 
-class Drifting(nn.Module):
+class _Drifting(nn.Module):
     """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
-    With `replaces`, a forward replaces its buffers by new tensors instead of writing into them. With `registers_later`
-    it has none until `register` is called.
+    With `replaces`, a forward replaces its buffers by new tensors. With `registers_later` it has none until `register`.
     """
 
     def __init__(self, rank: int, *, replaces: bool, registers_later: bool = False) -> None:
@@ -59,7 +58,6 @@ class Drifting(nn.Module):
         return self if name in _IN_ROOT else self.state
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
         for name in self.names:
             value = _stored(name, self.rank, self.num_forwards).to(inputs.device)
@@ -68,8 +66,7 @@ class Drifting(nn.Module):
             else:
                 getattr(self._owner(name), name).copy_(value)
         self.num_forwards += 1
-        output: Tensor = self.layer(inputs)
-        return output
+        return self.layer(inputs)
 
 
 def _stored(name: str, *key: object) -> Tensor:
@@ -78,10 +75,8 @@ def _stored(name: str, *key: object) -> Tensor:
 
 
 def _drifting(scenario: Scenario, rank: int) -> nn.Module:
-    given = scenario.arguments
-    module = Drifting(
-        rank, replaces=bool(given.get("replaces")), registers_later=bool(given.get("registers_later"))
-    )  # fmt: skip
+    replaces, registers_later = (bool(scenario.arguments.get(name)) for name in ("replaces", "registers_later"))
+    module = _Drifting(rank, replaces=replaces, registers_later=registers_later)
     with_integer_weights(module.layer, scenario.seed)
     return module
 
@@ -92,12 +87,11 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 
 @program("buffer_sync", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def buffer_sync(ctx: RankContext) -> None:
-    """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
+    """Train steps of `_Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
-    With `registers_later` the module has buffers from step 1 on.
-
-    Observes gradients, for each step `seen/<name>`, the values that its forward found, and with argument `asks`
-    `will_sync`, what the wrapper announced before it; and `final/buffer/<name>`. All ranks run it.
+    With `registers_later` the module has buffers from step 1 on. Observes gradients, for each step `seen/<name>`, the
+    values that its forward found, and with argument `asks` `will_sync`, what the wrapper announced before the step; and
+    `final/buffer/<name>`. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
     if ignored := ctx.arguments.get("ignored"):
@@ -124,9 +118,9 @@ buffer_sync.expects(truth_of)
 
 @program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def due_buffers(ctx: RankContext) -> None:
-    """Run `Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
+    """Run `_Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
 
-    But for the last kind a backward follows. Argument `mode` is `train` or `eval`. Observes for each forward
+    A backward follows, except for `no_grad`. Argument `mode` is `train` or `eval`. Observes for each forward
     `<k>.<kind>/seen/<name>`, the buffers that it found. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
@@ -149,7 +143,7 @@ def _due_buffers(scenario: Scenario) -> Mapping[int, Facts]:
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
     due = True
     for index, kind in enumerate(scenario.arguments["forwards"]):
-        for name, _ in Drifting(0, replaces=False).named_buffers():
+        for name, _ in _Drifting(0, replaces=False).named_buffers():
             for rank, mine in facts.items():
                 written = name.split(".")[-1], 0 if due else rank, index - 1 if index else "start"
                 mine[f"{index}.{kind}/seen/{name}"] = buffer_value(*written)
@@ -170,19 +164,17 @@ class _Seeing(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = [buffer.clone() for buffer in self.buffers()]
-        output: Tensor = self.layer(inputs)
-        return output
+        return self.layer(inputs)
 
 
 @program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def announced_buffers(ctx: RankContext) -> None:
     """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
 
-    With argument `none` the module has no buffer; otherwise every rank gives it a value of its own before each forward,
-    and a forward that finds another one on any rank has synchronised it. Observes `untrue`, the forwards of which the
-    wrapper said otherwise than they did, and `any`, whether any of them synchronised buffers. All ranks run it.
+    With argument `none` the module has no buffer; otherwise every rank writes its own value before each forward, and a
+    forward that finds another value on any rank has synchronised it. Observes `untrue`, the forwards that did not do
+    what the wrapper announced, and `any`, whether any of them synchronised buffers. All ranks run it.
     """
     module: Any = _Seeing()
     if not ctx.arguments.get("none"):
@@ -256,8 +248,8 @@ forwards_before_backward.expects(truth_of)
 def silent_forward(ctx: RankContext) -> None:
     """Train a module that has nothing to synchronise in forward; argument `kind`: "no_buffers", "ignored" or "off".
 
-    Observes `step<k>/in_forward`, the collectives of each step's forward, and of the first two `agreements` instead:
-    in one of them a DDP may agree on the order of its buckets. All ranks run it.
+    Observes the collectives of each forward: of the first two as `agreements`, since a DDP may agree on the order of
+    its buckets in one of them, and then as `step<k>/in_forward`. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if ctx.arguments["kind"] != "no_buffers":

@@ -1,7 +1,6 @@
-"""Program `calls`: every way to hand something to forward, and the gradients that come back to the caller.
+"""Program `calls`: every way to pass something to forward, and the gradients that the caller gets.
 
-A call is a place among the arguments of forward and a container in that place. Both lists are multiplied out: whoever
-handles arguments by name, or looks for tensors in some containers alone, goes wrong in one of the products.
+A call is a place among the arguments of forward and a container in that place; the program makes each combination.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from conformance.programs.written_steps import run_steps
 
 WIDTH = 3
 
-#: What a scenario may judge: what forward received and the caller got back, or the gradients of what was handed in.
+#: What a scenario may judge: what forward received and returned, or gradients.
 JUDGED = {"passed": ("received/", "returned/"), "gradients": ("input_grad/", "grad/")}
 
 
@@ -36,7 +35,7 @@ class Named(NamedTuple):
 
 @dataclass
 class Record:
-    """A tensor and something that is none."""
+    """A tensor and another value."""
 
     value: Tensor
     note: Any = "note"
@@ -44,7 +43,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A record that nobody can change."""
+    """An immutable record."""
 
     value: Tensor
     note: Any = None
@@ -58,7 +57,7 @@ class Cache:
 
 
 class Batch(dict[Any, Any]):
-    """A dictionary that is made from something else than its items, and has an attribute."""
+    """A dictionary whose constructor does not take its items, with an attribute."""
 
     def __init__(self, size: int, **items: Any) -> None:
         super().__init__(items)
@@ -66,7 +65,7 @@ class Batch(dict[Any, Any]):
 
 
 class Rows(list[Any]):
-    """A list that is made from something else than its items, and has an attribute."""
+    """A list whose constructor does not take its items, with an attribute."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__([first, second])
@@ -78,12 +77,12 @@ class Couple(tuple[Any, ...]):
 
 
 class Absent:
-    """The default of every parameter of forward: what was left out is this very object."""
+    """The default of every parameter of forward."""
 
 
 ABSENT = Absent()
 
-#: Containers by name: each makes what is handed to forward of a function that gives tensors that require a gradient.
+#: Containers by name: each builds an argument of forward from a function that returns tensors that require a gradient.
 CONTAINERS: Mapping[str, Callable[[Callable[[], Tensor]], Any]] = {
     "tensor": lambda leaf: leaf(),
     "computed": lambda leaf: leaf() * 2,
@@ -114,7 +113,7 @@ NAMES_OF_METHODS = (
     "inputs", "kwargs", "model", "module", "obj", "output", "outputs", "self_", "step", "target", "tensors", "value",
 )  # fmt: skip
 
-#: Places by name: each returns the positional and the keyword arguments of a call that hands the value over there.
+#: Places by name: each returns the positional and the keyword arguments of a call that passes the value there.
 PLACES: Mapping[str, Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any]]]] = {
     "alone": lambda value: ((value,), {}),
     "second": lambda value: ((7, value), {}),
@@ -136,13 +135,12 @@ class Receiver(nn.Module):
     def forward(
         self, first: Any = ABSENT, /, second: Any = ABSENT, *further: Any, named: Any = ABSENT, **others: Any
     ) -> Tensor:
-        """Return rows of 2, to which all tensors that were handed in contribute, each by a factor of its own."""
+        """Return rows of 2, to which every tensor argument contributes by a factor of its own."""
         self.received = {"first": first, "second": second, "further": further, "named": named, "others": others}
         hidden = torch.ones(2, WIDTH, device=self.layer.weight.device)
         for factor, tensor in enumerate(_tensors(self.received), 1):
             hidden = hidden + factor * tensor
-        output: Tensor = self.layer(hidden)
-        return output
+        return self.layer(hidden)
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -169,12 +167,12 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _identity(part: Any) -> int:
-    """Return what tells a part from others: of a tensor its memory, because a DDP may pass a view on."""
+    """Return the identity of a part: of a tensor its memory, because a DDP may pass a view."""
     return part.data_ptr() if isinstance(part, Tensor) else id(part)
 
 
 def _shown(value: Any, given: Mapping[int, int]) -> list[Any]:
-    """Return what every part of `value` is: its type, and which of the `given` parts; of tensors all else as well."""
+    """Describe every part of `value`: its type and which of the `given` parts it is, and a tensor itself."""
     shown: list[Any] = []
     for part in parts(value):
         kind = type(part).__name__ if not isinstance(part, Mapping) else f"{type(part).__name__} of {list(part)}"
@@ -226,9 +224,8 @@ def _call_without_arguments(model: Any, turn: RankStep) -> Mapping[str, Any]:
 def calls(ctx: RankContext) -> None:
     """Call forward with each container in each place, a step for each; with `arguments` false, without any, twice.
 
-    Observes of each call `received`, what forward found where, and `returned`, what the caller got; or `input_grad`,
-    the gradients of the tensors that were handed in, and `grad`, those of the parameters: argument `judge`, a name of
-    `JUDGED`, says which. All ranks run it.
+    Argument `judge` is of `JUDGED`. Observes of each call `received`, what forward found where, and `returned`, what
+    the caller got; or the gradients of the arguments, `input_grad`, and of the parameters, `grad`. All ranks run it.
     """
     module = with_integer_weights(Receiver(), ctx.scenario.seed).to(ctx.device)
     step, num_steps = (_step, len(CALLS)) if ctx.arguments.get("arguments", True) else (_call_without_arguments, 2)

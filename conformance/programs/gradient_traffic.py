@@ -1,7 +1,7 @@
-"""How a DDP moves gradients, read from what a rank has issued: by all-reduces of their own elements, or otherwise.
+"""How a DDP moves gradients, as the collectives of a rank show: by all-reduces of their own elements, or otherwise.
 
-A DDP may average gradients by any operations. What torch's documentation says of buckets - how many elements a
-collective has, and that each element travels once - can be counted only where each bucket is one all-reduce.
+A DDP may average gradients by any operations. torch's documentation says how many elements a bucket has, and that each
+element travels once: both can be counted only where each bucket is one all_reduce.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from conformance.observation import Collective
 from conformance.waiting.kept_waiting import own_seconds
 
 _ALL_REDUCES = ("all_reduce", "all_reduce_coalesced")
-#: How many elements a DDP may add to a collective, so that its size is a multiple of 64 or of the number of ranks.
+#: How many elements of padding a collective may have: its size may be a multiple of 64 or of the number of ranks.
 _MAX_PADDING = 63
-#: How long a DDP's own thread may take to its turn, where it gets a processor: it needs microseconds.
+#: How long a DDP's own thread may wait for the interpreter, while it has a processor: it needs microseconds.
 _PATIENCE_S = 2.0
 
 
@@ -30,15 +30,15 @@ def elements_of(collectives: Iterable[Collective]) -> dict[str, int]:
 
 
 def num_bytes(elements: Mapping[str, int]) -> int:
-    """Return how many bytes so many elements of each dtype take."""
+    """Return the bytes of the elements of each dtype."""
     return sum(count * getattr(torch, dtype).itemsize for dtype, count in elements.items())
 
 
 def num_issued(collectives: Callable[[], Iterable[Collective]], awaited: int) -> int:
-    """Return how many gradient collectives there are, once there are as many as `awaited` or there has been time.
+    """Return the number of gradient collectives, after a wait until there are `awaited` or the time is over.
 
-    A DDP may issue them in a thread of its own, which gets its turn while the backward of a large layer runs. That of a
-    scenario's layer is over before any other thread runs, so we wait here. Not collective.
+    A DDP may issue them in a thread of its own. The backward of a scenario's small layer is over before that thread
+    runs, so we wait here. Not collective.
     """
     issued = 0
     for _ in own_seconds(_PATIENCE_S, pause_s=0.001):
@@ -48,7 +48,7 @@ def num_issued(collectives: Callable[[], Iterable[Collective]], awaited: int) ->
 
 
 def other_means(collectives: Iterable[Collective], world_size: int) -> str:
-    """Return how gradients travel, as a clause, if not by all-reduces of all `world_size` ranks alone; else nothing."""
+    """Return how gradients travel, as a clause; empty for all-reduces over all `world_size` ranks."""
     reduced = list(filter(is_gradient, collectives))
     if others := sorted({one.op for one in reduced} - {*_ALL_REDUCES}):
         return f"this DDP moves gradients by {', '.join(others)}"
@@ -60,10 +60,10 @@ def other_means(collectives: Iterable[Collective], world_size: int) -> str:
 def uncounted(collectives: Sequence[Collective], gradients: Mapping[str, int], world_size: int) -> str:
     """Return why the collectives of a step cannot be counted as buckets of `gradients` (elements by dtype); or nothing.
 
-    Whatever the means, all bytes of the gradients must travel: fewer are counted, and wrong. So are all-reduces of all
-    ranks, unless they hold each element once, in another dtype or with a little padding.
+    All bytes of the gradients must travel by any means, so fewer bytes are counted, and are wrong. All-reduces over all
+    ranks are counted, too, unless they hold each element once, in another dtype or with a little padding.
     """
-    sent = elements_of(one for one in collectives if one.op != "recv")  # what was received, another rank has sent
+    sent = elements_of(one for one in collectives if one.op != "recv")  # another rank has sent it
     if num_bytes(sent) < num_bytes(gradients):
         return ""
     if means := other_means(collectives, world_size):

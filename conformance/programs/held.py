@@ -1,4 +1,4 @@
-"""What this process holds, as Linux counts it."""
+"""The memory, descriptors and threads of this process, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 
 def resident_bytes() -> int:
-    """Return how much memory the process has in use, without what is free and only kept by the C library."""
+    """Return the resident memory of the process, after the C library has returned its free memory."""
     with contextlib.suppress(AttributeError, OSError):  # another C library may have no such function
         ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:

@@ -1,4 +1,4 @@
-"""Who keeps an object alive: what in Python refers to it, followed up to a class or a module that has a name."""
+"""Finds the holder of an object: follows references in Python up to an attribute of a class or a module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from types import FrameType, ModuleType
 from typing import Any
 
-#: So many objects are looked at: what is held by much more is held by everything.
+#: The search stops after so many objects.
 _MOST_SEEN = 2_000
 
 
 def holder_of(thing: object, besides: Iterable[object] = ()) -> str:
-    """Return what holds `thing`, e.g. `attribute _all of class Wrapper`; `besides` are holders that do not count.
+    """Return the holder of `thing`, e.g. `attribute _all of class Wrapper`, ignoring the holders `besides`.
 
-    The nearest attribute of a class or a module is named, else the kind of the object farthest up that was reached.
+    It is the nearest attribute of a class or a module, else the kind of the object farthest up that was reached.
     """
     ours = {id(one) for one in besides}
     level: list[Any] = [thing]
@@ -31,7 +31,8 @@ def holder_of(thing: object, besides: Iterable[object] = ()) -> str:
                 if isinstance(holder, dict) and (root := _named(holder, one)):
                     return root
                 above.append(holder)
-        last = next((_kind(one) for one in above if type(one).__module__ != "builtins"), last)
+        named = (one for one in above if type(one).__module__ != "builtins")
+        last = next((f"an object of {type(one).__qualname__}" for one in named), last)
         level = above
     if not last:
         return "nothing that Python sees"
@@ -47,7 +48,3 @@ def _named(namespace: dict[Any, Any], thing: object) -> str:
         if isinstance(owner, ModuleType) and vars(owner) is namespace:
             return f"{name} of module {owner.__name__}"
     return ""
-
-
-def _kind(holder: object) -> str:
-    return f"an object of {type(holder).__qualname__}"

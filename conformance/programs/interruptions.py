@@ -21,7 +21,7 @@ from conformance.truth.expected import Raises, Satisfies
 from conformance.truth.steps import gradients
 
 
-class Minefield(nn.Module):
+class _Minefield(nn.Module):
     """Two layers; if `armed`, backward raises between them, when the last layer's gradients are ready."""
 
     def __init__(self) -> None:
@@ -31,18 +31,12 @@ class Minefield(nn.Module):
         self.armed = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
-        output: Tensor = self.last(Bomb.apply(hidden) if self.armed else hidden)
-        return output
+        return self.last(Bomb.apply(hidden) if self.armed else hidden)
 
 
 def _ordinary(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-
-
-def _minefield(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Minefield(), scenario.seed)
 
 
 @program("exception_in_backward", invariants=("leaves_no_trace",))
@@ -53,7 +47,7 @@ def exception_in_backward(ctx: RankContext) -> None:
     `step0/grad/...`, `step1/raised`, and `outcome`: the third step's gradients, or the error that it raised.
     All ranks run it.
     """
-    module: Any = _minefield(ctx.scenario).to(ctx.device)
+    module: Any = with_integer_weights(_Minefield(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     _ordinary(model, rank_step(ctx, 0))
     ctx.observe_gradients("step0", module)
@@ -88,14 +82,13 @@ def replaced_parameter(ctx: RankContext) -> None:
     model = ctx.wrap(module)
     _ordinary(model, rank_step(ctx, 0))
     module[0].weight = nn.Parameter(torch.ones(3, 3, device=ctx.device))
-    answers: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ctx.catching("raised"):
             for index in (1, 2):
                 module.zero_grad()
                 _ordinary(model, rank_step(ctx, index))
-    answers += [str(each.message) for each in caught]
+    answers: list[Any] = [str(each.message) for each in caught]
     if (error := ctx.facts["raised"]) is not None:
         answers.append(error)
     ctx.observe("answers", answers)

@@ -12,10 +12,9 @@ from conformance.programs.rank_context import RankContext
 
 @contextlib.contextmanager
 def joining(ctx: RankContext, context: Any) -> Iterator[None]:
-    """Enter a join context as phase `join`; collectives outside forward and backward are then the context's own.
+    """Enter a join context as phase `join`: collectives outside forward and backward are then the context's own.
 
-    torch's `Join` changes the process's warning filters on exit. No scenario is about that, so this function restores
-    them.
+    Restores the process's warning filters, which torch's `Join` changes on exit: no scenario is about that.
     """
     with warnings.catch_warnings(), ctx.phase("join"), context:
         yield

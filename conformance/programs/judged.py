@@ -1,4 +1,4 @@
-"""How programs are written in which each rank judges for itself: as trials, each of which says what is wrong."""
+"""Programs in which each rank judges its own results: several trials, each of which returns a judgement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.programs.registry import Program, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
-#: A trial returns a clause that says what is wrong; an empty text if nothing is.
+#: A trial returns what is wrong, as a clause; an empty text if nothing is.
 Trial = Callable[[], str]
 Trials = Callable[[RankContext], Mapping[str, Trial]]
 
@@ -26,25 +26,22 @@ def judged(
 ) -> Callable[[Trials], Program]:
     """Register the decorated function as program `name`; it returns the trials of a rank, which run in their order.
 
-    `names` returns what the trials are called, which is known before they run. An error in a trial is what is wrong,
-    if every rank raises one; otherwise it ends the program. Where a trial calls several things, it enters a phase for
-    each, with the trial's name, a comma and words such as `at root 1`. All ranks run it. A scenario with the argument
-    `trials` tries only those.
+    `names` returns the names of a scenario's trials. An error that every rank raises in a trial is a judgement; one
+    that some ranks raise ends the program. A trial of several calls enters a phase for each: its name, a comma and
+    words such as `at root 1`. All ranks run it. A scenario with the argument `trials` tries only the named trials.
     """
 
     def chosen(scenario: Scenario) -> list[str]:
-        return [called for called in names(scenario) if called in scenario.arguments.get("trials", (called,))]
+        return [trial for trial in names(scenario) if trial in scenario.arguments.get("trials", (trial,))]
 
     def made(trials: Trials) -> Program:
         def body(ctx: RankContext) -> None:
             introduce()
             found = trials(ctx)
-            certain(
-                list(found) == list(names(ctx.scenario)), f"the trials of {name} are called otherwise than expected"
-            )
-            for called in chosen(ctx.scenario):
-                with ctx.phase(called):
-                    ctx.observe(called, tried(ctx, called, range(ctx.world_size), found[called]))
+            certain(list(found) == list(names(ctx.scenario)), f"the trials of {name} have other names than expected")
+            for trial in chosen(ctx.scenario):
+                with ctx.phase(trial):
+                    ctx.observe(trial, tried(ctx, trial, range(ctx.world_size), found[trial]))
 
         body.__doc__ = trials.__doc__
         registered = program(name, invariants=(), speaks_for=speaks_for, without_ddp=True)(body)
@@ -64,9 +61,9 @@ def always(*names: str) -> Callable[[Scenario], Iterable[str]]:
 
 
 def unlike(what: str, got: object, expected: object) -> str:
-    """Return what is wrong if `got` is not `expected`; of a tensor, or a list of them, its elements count.
+    """Return what is wrong if `got` is not `expected`, the elements of a tensor or of a list of tensors.
 
-    Wrong elements are looked at again a little later: what becomes right by itself was not finished.
+    Wrong elements are compared again a little later: if they are right then, the operation had not finished.
     """
     first = _elements(got)
     if first == expected:
@@ -92,9 +89,9 @@ def first_wrong(*clauses: str) -> str:
 
 
 def tried(ctx: RankContext, name: str, members: Sequence[int], trial: Trial) -> str:
-    """Return what `trial` finds wrong, an error too if all `members` raise one, who alone try it.
+    """Return what `trial` of the ranks `members` finds wrong, including an error that all of them raise.
 
-    Others know nothing of the error of some, and would wait for them, so that it is raised.
+    An error of some members is raised: the others would wait for them.
     """
     try:
         return trial()

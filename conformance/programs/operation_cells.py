@@ -1,10 +1,10 @@
-"""Program `operation_cells`: tries operations of a backend cell by cell, each rank judging what it gets."""
+"""Program `operation_cells`: issues operations of a backend, a `Cell` at a time; each rank judges its results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch._C import _distributed_c10d as c10d
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
+from conformance.programs.judged import tried
 from conformance.programs.operations.calls import device_backend, issue, wait_for_device, wait_tensors
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.generators import Generators
 from conformance.programs.operations.groups import Groups, members_of, whose
-from conformance.programs.operations.hearsay import all_say, introduce, told
+from conformance.programs.operations.hearsay import introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.lifetimes import OF_FUTURES, Patience, complete
@@ -32,11 +33,11 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
-#: So much later than others a rank comes, if one is late.
+#: The delay of a late rank.
 _LATE_S = 0.02
-#: A group in which an operation may be refused by some ranks only; the others then wait so long.
+#: The timeout of a group in which only some ranks may refuse an operation, and the others wait for them.
 _TIMEOUT = timedelta(seconds=1.5)
-#: So many collectives of the same group are in flight before the cell's own.
+#: How many collectives of the same group are in flight before the cell's own.
 _IN_FLIGHT = 20
 _NUM_NEIGHBOURS = 5
 
@@ -44,7 +45,7 @@ INPUTS = "inputs after each operation"
 SURROUNDINGS = "memory round each tensor"
 DRAWN = "random generators after all operations"
 AFTERWARDS = "the group after what every rank refused"
-#: What is observed of a cell that needs what the backend does not declare, beside others that it does.
+#: The fact of a cell that needs an undeclared capability, in a scenario that has other cells, too.
 UNDECLARED = "not tried: undeclared"
 
 
@@ -57,9 +58,9 @@ UNDECLARED = "not tried: undeclared"
 def operation_cells(ctx: RankContext) -> None:
     """Try the scenario's `cells`; observes for each what is wrong with its results, and of all what else was changed.
 
-    All ranks run it; a rank that is no member of a cell's group leaves the cell out. With `has_undeclared` some cells
-    may need what the backend does not declare: they are not tried. Raises `Unsupported` where that is so of all. In
-    place of `cells`, `drawn` says by which seed how many are drawn.
+    All ranks run it; a rank that is no member of a cell's group leaves the cell out. With `has_undeclared` it leaves
+    out cells that need an undeclared capability, and raises `Unsupported` if all do. In place of `cells`, the argument
+    `drawn` has a seed and the number of cells to draw.
     """
     declares_all = not ctx.arguments.get("has_undeclared")
     if not (declares_all or any(cell.needs <= ctx.declared for cell in cells_of(ctx.scenario))):
@@ -68,14 +69,14 @@ def operation_cells(ctx: RankContext) -> None:
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
     changed: dict[str, str] = {}
     patience = Patience()
-    num_spoilt = 0
+    num_broken = 0
     introduce()
     generators = Generators()
     for cell in cells_of(ctx.scenario):
         if refusable:
-            outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed, patience)
-            ctx.observe(cell.describe(), outcome.wrong)
-            num_spoilt += outcome.spoilt
+            wrong, is_broken = _right_or_refused(ctx, cell, groups, f"twin#{num_broken}", changed, patience)
+            ctx.observe(cell.describe(), wrong)
+            num_broken += is_broken
             continue
         group = _group(ctx, groups, cell.group)
         beside = f"{'twin' if cell.group == 'world' else cell.group}#2"  # another group of the same members
@@ -86,15 +87,9 @@ def operation_cells(ctx: RankContext) -> None:
         if not (declares_all or cell.needs <= ctx.declared):
             ctx.observe(cell.describe(), UNDECLARED)
             continue
+        trial = _Trial(ctx, cell, groups, group, neighbour, changed, patience)
         with ctx.phase(cell.describe()), KINDS[cell.kind].mode():
-            try:
-                wrong = _Trial(ctx, cell, groups, group, neighbour, changed, patience).run()
-            except Unsupported:
-                raise
-            except Exception as error:
-                if not all_say(f"raised in {cell.describe()}", ctx.rank, members):
-                    raise
-                wrong = f"raised {type(error).__name__}: {shorten(str(error))}"
+            wrong = tried(ctx, cell.describe(), members, trial.run)
         ctx.observe(cell.describe(), wrong)
     drawn = generators.drawn()
     with ctx.phase("destroy_process_group, after all operations"):
@@ -120,21 +115,13 @@ def _operation_cells(scenario: Scenario) -> Mapping[int, Facts]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What is wrong on this rank, and whether the ranks' group is of no more use."""
-
-    wrong: str
-    spoilt: bool
-
-
 def _right_or_refused(
     ctx: RankContext, cell: Cell, groups: Groups, name: str, changed: dict[str, str], patience: Patience
-) -> _Outcome:
-    """Try a cell that a backend may refuse, in a group that may break; an error is as good as right values.
+) -> tuple[str, bool]:
+    """Try a cell that a backend may refuse; return what is wrong on this rank, and whether the group may be broken.
 
-    Where only some ranks refuse, the others must come to right values or to an error, such as that of the timeout.
-    Where all refuse, nothing has begun, and the group must go on working.
+    Where only some ranks refuse, each other rank must get right values or an error, such as that of the timeout. Where
+    all refuse, nothing has begun, and the group must go on working.
     """
     group = _group(ctx, groups, name)
     with ctx.phase(cell.describe()):
@@ -145,16 +132,16 @@ def _right_or_refused(
             wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
         everybody = set(told(cell.describe(), said, ctx.rank, range(ctx.world_size)))
     if everybody != {"refused"}:
-        return _Outcome(wrong, len(everybody) > 1)
+        return wrong, len(everybody) > 1
     with ctx.phase(f"all_reduce after {cell.describe()} was refused"):
-        broken = _of_no_use(ctx, group)
+        broken = _broken(ctx, group)
     if broken:
         changed.setdefault(AFTERWARDS, f"after every rank refused {cell.describe()}, {broken}")
-    return _Outcome(wrong, any(told(AFTERWARDS, broken, ctx.rank, range(ctx.world_size))))
+    return wrong, any(told(AFTERWARDS, broken, ctx.rank, range(ctx.world_size)))
 
 
-def _of_no_use(ctx: RankContext, group: Any) -> str:
-    """Return what is wrong with a sum over the group, as a clause; an error is as wrong as other values."""
+def _broken(ctx: RankContext, group: Any) -> str:
+    """Return what is wrong with a sum over the group, wrong values or an error, as a clause."""
     try:
         return wrong_sum(group, ctx.device)
     except Exception as error:
@@ -162,7 +149,7 @@ def _of_no_use(ctx: RankContext, group: Any) -> str:
 
 
 def _group(ctx: RankContext, groups: Groups, name: str) -> Any:
-    """Return that group; a hang or an error while it is made is told as such."""
+    """Return that group; the phase names it, should a rank hang or raise while the group is made."""
     with ctx.phase(f"new_group of {whose(name)}"):
         return groups.get(name)
 
@@ -174,20 +161,19 @@ def cells_of(scenario: Scenario) -> list[Cell]:
 
 
 class _Written:
-    """Outputs that the caller writes over once their Work was waited for, which from then on are the caller's."""
+    """Outputs that the caller overwrites after the first `wait`; the second must not write into them."""
 
     def __init__(self, outputs: list[torch.Tensor]) -> None:
         self._outputs = outputs
         self._before: list[torch.Tensor] = []
 
     def overwrite(self) -> None:
-        """Write zeros over them."""
         self._before = [output.clone() for output in self._outputs]
         for output in self._outputs:
             output.copy_(torch.zeros_like(output))
 
     def wrong(self) -> str:
-        """Return what has written over them since, as a clause, empty if nothing; they hold again what they held."""
+        """Return what has overwritten them since, as a clause, empty if nothing; restore their values."""
         if not self._before:
             return ""
         is_wrong = not all(same_bits(output, torch.zeros_like(output)) for output in self._outputs)
@@ -197,8 +183,6 @@ class _Written:
 
 
 class _Trial:
-    """One cell on one rank."""
-
     def __init__(
         self,
         ctx: RankContext,
@@ -218,7 +202,7 @@ class _Trial:
     def run(self) -> str:
         """Return what is wrong, as a clause; empty if nothing is.
 
-        A rank that has found a wrong value goes on: others found none, and would wait for it in the next round.
+        A rank with a wrong value goes on, since ranks without one wait for it in the next round.
         """
         found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
@@ -273,11 +257,11 @@ class _Trial:
         return results, wrong_work or written_over, beside.wrong
 
     def _write_over(self, inputs: list[Arena], outputs: list[Arena], *, keeps: bool) -> None:
-        """Use the tensors for something else, as a caller may; `keeps`: but not those with the results."""
+        """Overwrite the tensors, as a caller may; with `keeps` not the results."""
         if self._cell.lifetime == "dropped" and self._cell.what.of_pairs:
             return  # a barrier waits for no message
         if self._cell.lifetime in OF_FUTURES:
-            wait_for_device()  # a future that holds no tensor, as that of a gather that only sends, orders no stream
+            wait_for_device()  # a future without a tensor, as of a rank that only sends in a gather, orders no stream
         shares = self._cell.in_place or self._cell.what.in_place or self._cell.reads == WITH_OUTPUTS
         if keeps and shares:
             return
@@ -308,7 +292,6 @@ class _Trial:
         return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
 
     def _filled_anew(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
-        """Return the tensors of another round, filled with the data of this one."""
         for one in (*inputs, *outputs):
             one.renew()
         for one, blocks in zip(inputs, self._cell.what.inputs(truth.place), strict=False):  # some pass nothing
@@ -316,7 +299,7 @@ class _Trial:
         return inputs, outputs
 
     def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
-        """Return inputs and outputs of which a rank's own are one: the parts that it keeps."""
+        """Return inputs and outputs that share the memory of the rank's own part."""
         whole, part = (outputs, inputs) if len(inputs) == 1 and not self._cell.what.reduces else (inputs, outputs)
         if self._cell.operation == "scatter":
             whole, part = inputs, outputs
@@ -342,11 +325,10 @@ class _Trial:
         return device_backend(self._group, self._device) if self._cell.path == "backend" else None
 
     def _reuse_memory(self, inputs: list[Arena]) -> None:
-        """Allocate as much as the inputs had, and fill it, so that whoever still reads them reads something else."""
-        for one in inputs:
-            if not self._cell.what.in_place:
-                for _ in range(3):
-                    torch.full_like(one.memory, 0x5A)
+        """Allocate and fill as much memory as the inputs had, so that a late read of them returns other values."""
+        for one in [] if self._cell.what.in_place else inputs:
+            for _ in range(3):
+                torch.full_like(one.memory, 0x5A)
 
     def _look_round(self, inputs: list[Arena], outputs: list[Arena]) -> None:
         if self._cell.in_place:
@@ -361,7 +343,7 @@ class _Trial:
 
     def _wrong(self, truth: Truth, results: list[torch.Tensor]) -> str:
         wrong = wrong_outputs(truth, results)
-        # A barrier waits for no message: one that is sent after it may be what a receive before it is for.
+        # A barrier waits for no message: a receive before it may match a message that is sent after it.
         may_come_later = self._cell.lifetime == "dropped" and self._cell.operation == "send_recv"
         if wrong and may_come_later and self._patience.until(lambda: not wrong_outputs(truth, results)):
             return ""
@@ -374,7 +356,7 @@ class _Trial:
         dist.barrier(group=self._group)
 
     def _neighbours(self, truth: Truth) -> Neighbours:
-        """Return what has other operations under way meanwhile, and judges them, too."""
+        """Return a context in which other operations are in flight, and which judges them."""
         neighbour = self._cell.neighbour
         if neighbour == "none":
             return Neighbours(nothing)
@@ -388,7 +370,7 @@ class _Trial:
         return Neighbours(all_reduces(group, self._device, number), in_thread=in_thread)
 
     def begin(self, truth: Truth) -> End:
-        """Issue the cell's operation; return what waits for it, and says what is wrong with it."""
+        """Issue the cell's operation; return a function that waits for it and returns what is wrong with it."""
         inputs, outputs = self._arenas(truth)
         given, room = [arena.tensor for arena in inputs], [arena.tensor for arena in outputs]
         issued = issue(self._cell, self._group, self._owner(), truth.place, given, room)

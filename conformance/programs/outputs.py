@@ -38,8 +38,8 @@ class Record:
 
 
 @dataclass
-class Unset:
-    """Two outputs, and a field that nobody sets."""
+class _Unset:
+    """Two outputs, and a field that is never set."""
 
     first: Tensor
     second: Tensor
@@ -54,15 +54,15 @@ class Opaque:
         self.second = second
 
 
-class Marker:
+class _Marker:
     """An object that is no tensor; forward must return the very object that it received."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How to build a structure from two tensors and a marker, and how to find them in it."""
+    """Functions that build a structure from two tensors and a marker, find them in it, and describe its shape."""
 
-    build: Callable[[Tensor, Tensor, Marker], Any]
+    build: Callable[[Tensor, Tensor, _Marker], Any]
     parts: Callable[[Any], tuple[Tensor, ...]]
     shape: Callable[[Any], str]
     marker: Callable[[Any], Any] | None = None
@@ -81,19 +81,19 @@ def _type(value: Any) -> str:
     return type(value).__name__
 
 
-def _list_of_itself(first: Tensor, second: Tensor, marker: Marker) -> list[Any]:
+def _list_of_itself(first: Tensor, second: Tensor, marker: _Marker) -> list[Any]:
     outputs: list[Any] = [first, second, marker]
     outputs.append(outputs)
     return outputs
 
 
-def _dict_of_itself(first: Tensor, second: Tensor, marker: Marker) -> dict[str, Any]:
+def _dict_of_itself(first: Tensor, second: Tensor, marker: _Marker) -> dict[str, Any]:
     outputs: dict[str, Any] = {"a": first, "b": second, "m": marker}
     outputs["all"] = (outputs,)
     return outputs
 
 
-def _jagged(first: Tensor, second: Tensor, marker: Marker) -> tuple[Any, ...]:
+def _jagged(first: Tensor, second: Tensor, marker: _Marker) -> tuple[Any, ...]:
     return first, torch.nested.as_nested_tensor([second[:1], second[1:]], layout=torch.jagged), marker
 
 
@@ -118,7 +118,7 @@ STRUCTURES: Mapping[str, Structure] = {
         _kind,
         lambda out: out["record"][0].note,
     ),
-    "unset_field": Structure(lambda a, b, _: Unset(a, b), lambda out: (out.first, out.second), _type),
+    "unset_field": Structure(lambda a, b, _: _Unset(a, b), lambda out: (out.first, out.second), _kind),
     "list_of_itself": Structure(_list_of_itself, lambda out: (out[0], out[3][1]), _type, lambda out: out[3][3][2]),
     "dict_of_itself": Structure(
         _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]
@@ -128,7 +128,7 @@ STRUCTURES: Mapping[str, Structure] = {
 }
 
 
-class TwoOutputs(nn.Module):
+class _TwoOutputs(nn.Module):
     """Two layers that feed the two outputs; a third layer feeds nothing if `spare`."""
 
     def __init__(self, structure: Structure, *, spare: bool) -> None:
@@ -139,7 +139,7 @@ class TwoOutputs(nn.Module):
         if spare:
             self.spare = nn.Linear(3, 2)
 
-    def forward(self, inputs: Tensor, /, *rest: Any, marker: Marker, **options: Any) -> Any:
+    def forward(self, inputs: Tensor, /, *rest: Any, marker: _Marker, **options: Any) -> Any:
         """Return the structure; `seen` stores the inputs."""
         self.seen = (rest, marker, options)
         return self.structure.build(self.first(inputs), self.second(inputs), marker)
@@ -147,12 +147,12 @@ class TwoOutputs(nn.Module):
 
 def _build(scenario: Scenario) -> nn.Module:
     structure = STRUCTURES[scenario.arguments["structure"]]
-    return with_integer_weights(TwoOutputs(structure, spare=bool(scenario.arguments.get("spare"))), scenario.seed)
+    return with_integer_weights(_TwoOutputs(structure, spare=bool(scenario.arguments.get("spare"))), scenario.seed)
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
     structure = STRUCTURES[scenario.arguments["structure"]]
-    marker, extra = Marker(), {"deep": [Marker()]}
+    marker, extra = _Marker(), {"deep": [_Marker()]}
     output = turn.forward(model, turn.inputs(5, 3), 3, extra, marker=marker, flag=None, scale=turn.inputs(2, micro=9))
     parts = structure.parts(output)
     used = parts[:1] if scenario.arguments.get("loss") == "first" else parts
@@ -195,6 +195,4 @@ def _run(ctx: RankContext, refusal: Raises | None = None) -> None:
 
 
 outputs.expects(truth_of)
-
-
 opaque_output.expects(truth_of)

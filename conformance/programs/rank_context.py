@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from conformance.scenario import Scenario
 
 
-#: Stands for a demand that a program does not state.
+#: The default of `must`: the program states no demand.
 UNSTATED: Any = object()
 
 
 class Unsupported(Exception):  # noqa: N818 - a signal to the harness, not an error
-    """Raised by `RankContext.unsupported`: the scenario does not apply here; states the reason."""
+    """Raised by `RankContext.unsupported` with the reason: the scenario does not apply here."""
 
 
 class PhaseListener(Protocol):
@@ -66,9 +66,9 @@ class RankContext:
         declared: frozenset[str] = frozenset(),
         lone_rank: Callable[[Path, int], list[str]] | None = None,
     ) -> None:
-        """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's.
+        """Bind a scenario to a rank; only the harness calls it.
 
-        `declared` are the capabilities of the backend, as it declares them.
+        `history` and `in_flight` are the recorder's; `declared` are the capabilities that the backend declares.
         """
         self.scenario = scenario
         self.rank = rank
@@ -108,23 +108,23 @@ class RankContext:
             return self._wrap(module, **options)
 
     def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
-        """Return `module` wrapped in the DDP called `subject`, on the same ranks, for comparisons within one run."""
+        """Return `module` wrapped in the DDP called `subject`, for comparisons within one run."""
         return present(self._wrap_named)(subject)(module, **options)
 
     def takes(self, option: str) -> bool:
-        """Whether the subject has this option: one that it lacks cannot be what its errors advise."""
+        """Whether the subject has this option, so that its errors may advise it."""
         return self._takes(option)
 
     def lone_rank(self, folder: Path, lives: int = 0) -> list[str]:
-        """Return the command of a process that is this rank by itself: it sums, and exits with its group still there.
+        """Return the command of a process of this rank alone, which sums and exits without destroying its group.
 
-        It meets those of the other ranks in `folder`, an empty one, and makes the file `exits<rank>` before it exits.
-        So many `lives` it has before: in each it makes the default group, sums, and destroys all groups.
+        The processes of all ranks rendezvous in `folder`, an empty one; each creates the file `exits<rank>` before it
+        exits. In each of the `lives` before, it makes the default group, sums, and destroys all groups.
         """
         return present(self._lone_rank)(folder, lives)
 
     def finalize_by_hand(self, model: Any) -> None:
-        """Have `finalize_backward()` make backwards of `model` final; does not apply to a DDP without that method."""
+        """Leave the finalization of backwards to `finalize_backward()`; unsupported for a DDP without that method."""
         if not hasattr(model, "finalize_backward"):
             self.unsupported(f"{type(model).__module__}.{type(model).__qualname__} has no finalize_backward")
         model.require_manual_backward_finalization = True
@@ -142,9 +142,8 @@ class RankContext:
     def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
         """Report a fact. Detaches and copies tensors to the CPU at once; a DTensor becomes its full tensor.
 
-        `must`, an exact value or a matcher, says what the fact has to be where a plain DDP does not show it, such as
-        how much was communicated; without it, the fact has to be what it is on plain ranks (`truth_of`). All ranks must
-        call it for a sharded DTensor.
+        The fact must be `must`, an exact value or a matcher, or else what it is on plain ranks (`truth_of`), which show
+        no traffic, for example. All ranks must call it for a sharded DTensor.
         """
         certain(name not in self.facts, f"fact {name} observed twice")
         self.facts[name] = _snapshot(value)
@@ -178,12 +177,12 @@ class RankContext:
 
     @property
     def current_phase(self) -> str:
-        """What the rank was last said to be doing; an error leaves it as it is."""
+        """The phase that the rank entered last; an error leaves it as it is."""
         return self._phase
 
     @contextlib.contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Announce what the rank is doing, for the history, for faults and for explanations of hangs."""
+        """Enter a phase, for the history, for faults and for explanations of hangs."""
         before = (self._phase, self._step)
         self._enter(name, self._step if step is None else step)
         yield
@@ -200,19 +199,16 @@ class RankContext:
             self._sync = True
 
     def collectives(self) -> tuple[Collective, ...]:
-        """Return the collectives that this rank has issued so far, in order; none if the scenario is not recorded."""
+        """Return the collectives that this rank has issued, in order; none if the scenario is not recorded."""
         return self._history()
 
     def let_complete(self, among: int) -> None:
-        """Wait until the first `among` collectives of this rank have completed, whoever else waits for them, or nobody.
-
-        Returns at once if the scenario is not recorded. It has no deadline but the scenario's.
-        """
+        """Wait until the backend has completed the first `among` collectives of this rank, if they are recorded."""
         while self._in_flight(among):
             time.sleep(0.001)
 
     def unsupported(self, reason: str) -> NoReturn:
-        """End the program with UNSUPPORTED: the scenario does not apply here. All ranks must come to this."""
+        """End the program with UNSUPPORTED: the scenario does not apply here. All ranks must call it."""
         raise Unsupported(reason)
 
     def _enter(self, phase: str, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Program `ranks_that_disagree`: what becomes of a call in which ranks pass what does not go together."""
+"""Program `ranks_that_disagree`: a call to which ranks pass arguments that do not match."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
-#: The group's own timeout: a rank that waits for what cannot come must raise after it.
+#: The group's own timeout, after which a rank that waits in vain must raise.
 _TIMEOUT_S = 1.5
 
 
 @program("ranks_that_disagree", invariants=(), without_ddp=True)
 def ranks_that_disagree(ctx: RankContext) -> None:
-    """Call `operation` with another dtype, size, split or operation on the last rank; observes whether all returned.
+    """Call `operation` with another dtype, size, split or operation on the last rank: some rank must raise.
 
-    Some rank must notice. It is the ranks' group of its own that is spoilt. All ranks run it.
+    The call uses a group of its own, which may break. All ranks run it.
     """
     group = dist.new_group(timeout=timedelta(seconds=_TIMEOUT_S))
     name = _name(ctx.scenario)
@@ -52,12 +52,12 @@ def _name(scenario: Scenario) -> str:
     return f"{scenario.arguments['operation']} in which the last rank passes another {scenario.arguments['about']}"
 
 
-#: What the last rank calls in the place of another operation.
+#: The operation that the last rank calls instead.
 _INSTEAD = {"all_reduce": "broadcast", "broadcast": "all_gather", "all_gather": "all_reduce"}
 
 
 def _call(ctx: RankContext, group: Any) -> None:
-    """Call the operation, and wait for what it gives; splits are other ones in another round."""
+    """Call the operation and wait for it; splits differ from round to round."""
     about, operation = str(ctx.arguments["about"]), str(ctx.arguments["operation"])
     is_odd = ctx.rank == ctx.world_size - 1
     dtype, numel, turn = "float32", 200, 0

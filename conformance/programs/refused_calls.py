@@ -1,7 +1,6 @@
 """Program `refused_calls`: calls that a backend, or torch for it, must refuse with an error, and what works afterwards.
 
-All ranks make the same mistaken call, so that none waits for another, whoever checks and wherever. Or one rank makes it
-alone, whose caller catches the error: the others know nothing of it.
+All ranks make the same mistaken call, so that none waits for another; or one rank alone makes it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _OF_REALS = ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistaken call: what it is called in facts, the call, and words of which the error must hold each."""
+    """A mistaken call: its name in facts, the call, and words of which the error must mention each."""
 
     name: str
     call: Callable[[RankContext], Any]
@@ -63,7 +62,6 @@ def _refused_calls(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _callers(scenario: Scenario) -> range:
-    """Return the ranks that make the calls."""
     return range(scenario.world_size - 1 if scenario.arguments.get("alone") else 0, scenario.world_size)
 
 
@@ -79,7 +77,18 @@ def _wrong_lists(ctx: RankContext, number: int) -> list[Tensor]:
     return [_ones(ctx) for _ in range(number)]
 
 
-def _split(ctx: RankContext, received: list[int], sent: list[int], num_in: int, num_out: int) -> Any:
+def _split(received: int, sent: int, num_in: int = 1, num_out: int = 1, more: tuple[int, int] = (0, 0)) -> Any:
+    """Return an all_to_all_single of so many elements for each rank, and of `more` in its input and output."""
+
+    def call(ctx: RankContext) -> Any:
+        size = ctx.world_size
+        has, room = size * num_in + more[0], size * num_out + more[1]
+        return _split_by(ctx, [received] * size, [sent] * size, has, room)
+
+    return call
+
+
+def _split_by(ctx: RankContext, received: list[int], sent: list[int], num_in: int, num_out: int) -> Any:
     return dist.all_to_all_single(_ones(ctx, num_out), _ones(ctx, num_in), received, sent, group=ctx.process_group)
 
 
@@ -88,8 +97,9 @@ def _split_rows(ctx: RankContext, splits: list[int], rows: int) -> Any:
     return dist.all_to_all_single(torch.empty_like(sent), sent, splits, splits, group=ctx.process_group)
 
 
-def _negative(ctx: RankContext) -> list[int]:
-    return [-1, 3, *[1] * (ctx.world_size - 2)]
+def _negative(ctx: RankContext) -> Any:
+    splits = [-1, 3, *[1] * (ctx.world_size - 2)]
+    return _split_by(ctx, splits, splits, ctx.world_size, ctx.world_size)
 
 
 def _batch(operations: Any) -> Any:
@@ -154,26 +164,17 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
         ),
     ),
     "wrong-splits": (
-        Mistake("all_to_all_single, more sent than there is",
-                lambda ctx: _split(ctx, [1] * ctx.world_size, [2] * ctx.world_size, ctx.world_size, ctx.world_size)),
-        Mistake("all_to_all_single, more received than there is room for",
-                lambda ctx: _split(ctx, [2] * ctx.world_size, [1] * ctx.world_size, ctx.world_size, ctx.world_size)),
-        Mistake("all_to_all_single, as much received as is sent, but more than the input has",
-                lambda ctx: _split(ctx, [2] * ctx.world_size, [2] * ctx.world_size, ctx.world_size,
-                                   2 * ctx.world_size)),
+        Mistake("all_to_all_single, more sent than there is", _split(1, 2)),
+        Mistake("all_to_all_single, more received than there is room for", _split(2, 1)),
+        Mistake("all_to_all_single, as much received as is sent, but more than the input has", _split(2, 2, num_out=2)),
         Mistake("all_to_all_single, as much received as is sent, but more than the output has room for",
-                lambda ctx: _split(ctx, [2] * ctx.world_size, [2] * ctx.world_size, 2 * ctx.world_size,
-                                   ctx.world_size)),
-        Mistake("all_to_all_single, splits that leave out the end of the input",
-                lambda ctx: _split(ctx, [1] * ctx.world_size, [1] * ctx.world_size, ctx.world_size + 1,
-                                   ctx.world_size)),
-        Mistake("all_to_all_single, splits that leave out the end of the output",
-                lambda ctx: _split(ctx, [1] * ctx.world_size, [1] * ctx.world_size, ctx.world_size,
-                                   ctx.world_size + 1)),
+                _split(2, 2, num_in=2)),
+        Mistake("all_to_all_single, splits that leave out the end of the input", _split(1, 1, more=(1, 0))),
+        Mistake("all_to_all_single, splits that leave out the end of the output", _split(1, 1, more=(0, 1))),
         Mistake("all_to_all_single, splits for fewer ranks than there are",
-                lambda ctx: _split(ctx, [1], [1], ctx.world_size, ctx.world_size)),
+                lambda ctx: _split_by(ctx, [1], [1], ctx.world_size, ctx.world_size)),
         Mistake("all_to_all_single of a size that cannot be divided",
-                lambda ctx: _split(ctx, [], [], ctx.world_size + 1, ctx.world_size + 1)),
+                lambda ctx: _split_by(ctx, [], [], ctx.world_size + 1, ctx.world_size + 1)),
     ),
     "splits-of-elements": (
         Mistake("all_to_all_single of rows that cannot be divided, though their elements can",
@@ -182,8 +183,7 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
                 lambda ctx: _split_rows(ctx, [ctx.world_size] * ctx.world_size, ctx.world_size)),
     ),
     "negative-splits": (
-        Mistake("all_to_all_single with a split below zero, which others make good",
-                lambda ctx: _split(ctx, _negative(ctx), _negative(ctx), ctx.world_size, ctx.world_size)),
+        Mistake("all_to_all_single with a split below zero, which others make good", _negative),
     ),
     "wrong-sizes": (
         Mistake("all_gather into a list that is too short",
@@ -239,8 +239,7 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
     ),
     "wrong-batches": (
         Mistake("batch_isend_irecv of tensors", lambda ctx: _batch([_ones(ctx)]), ("P2POp",)),
-        Mistake("batch_isend_irecv of something else than a list",
-                lambda ctx: _batch((_ones(ctx),)), ("P2POp",)),
+        Mistake("batch_isend_irecv of something else than a list", lambda ctx: _batch((_ones(ctx),)), ("P2POp",)),
     ),
     "unknown-ranks": (
         Mistake("new_group of a rank that there is not",

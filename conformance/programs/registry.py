@@ -1,9 +1,9 @@
 """The registry of programs: for each its function, the facts that ranks must observe, and its invariants.
 
 A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports facts with
-`ctx.observe(name, value)`. The function given to `expects`, the program's expectation, computes the facts that each
-rank must observe, from the scenario alone; the controller calls it. No checker judges a fact that the expectation does
-not return; an expected fact that a rank does not observe is a failure.
+`ctx.observe(name, value)`. Its expectation, registered with `expects`, computes the facts that each rank must observe
+from the scenario alone; the controller calls it. No checker judges a fact that the expectation does not return; an
+expected fact that a rank does not observe is a failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from conformance.errors import ScenarioError, certain
+from conformance.errors import ScenarioError, certain, hint
 
 if TYPE_CHECKING:
     from conformance.observation import Facts
@@ -44,10 +44,11 @@ _PROGRAMS: dict[str, Program] = {}
 class Program:
     """A registered program; `invariants` names the checkers of the collective history that apply to it.
 
+    `native_facts` are prefixes of fact names in which the subject must equal torch's own DDP wherever torch's passes.
     `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
     maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
     for the first, and for no other. All other facts speak for every requirement that the scenario tests. A program
-    `without_ddp` wraps nothing: it is about the backend, whichever DDP is tested.
+    `without_ddp` wraps nothing: it is about the backend.
     """
 
     name: str
@@ -57,11 +58,10 @@ class Program:
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_ddp: bool = False
-    expectation: Expectation | None = field(default=None)
+    expectation: Expectation | None = None
 
     def expects(self, expectation: Expectation) -> Expectation:
         """Register the function that computes the required facts from the scenario alone."""
-        certain(self.expectation is None, f"program {self.name} has an expectation already")
         self.expectation = expectation
         return expectation
 
@@ -74,16 +74,15 @@ def program(
     preload: tuple[str, ...] = (),
     speaks_for: Mapping[str, tuple[str, ...]] | None = None,
     without_ddp: bool = False,
+    expectation: Expectation | None = None,
 ) -> Callable[[Body], Program]:
-    """Register the decorated function as program `name`.
-
-    `native_facts` are prefixes of fact names in which the subject must equal torch's own DDP wherever torch's passes.
-    `Program` explains the others.
-    """
+    """Register the decorated function as program `name`; `Program` explains the other arguments."""
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp)
+        _PROGRAMS[name] = Program(
+            name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp, expectation
+        )
         return _PROGRAMS[name]
 
     return register
@@ -117,9 +116,5 @@ def get_program(name: str) -> Program:
     """Return the program called `name`; raises `ScenarioError`, which suggests similar names."""
     programs = load_programs()
     if name not in programs:
-        import difflib
-
-        near = difflib.get_close_matches(name, programs, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(sorted(programs))}"
-        raise ScenarioError(f"unknown program {name!r}{hint}")
+        raise ScenarioError(f"unknown program {name!r}{hint(name, programs)}")
     return programs[name]

@@ -1,12 +1,11 @@
 """Program `replica`: computes what the ranks of another scenario must observe, on a rank that has no DDP.
 
-The truth contains losses, and gradients and parameters that come of them. Another device, or the same one with other
-kernels, computes them with other roundings, each as right as the other. So a rank of the backend under test computes
-the truth: in a process like every other rank's, on the same device, with the same kernels. It is alone in its group,
-and no subject is ever loaded in its process.
+The truth contains losses, gradients and parameters. Another device or other kernels compute them with other roundings,
+which are right, too. So a rank of the backend under test computes the truth, in a process like every other rank's, on
+the same device. It is alone in its group, and its process never loads a subject.
 
-What a program without a DDP must observe holds no number that a device computes: its ranks judge for themselves. That
-truth needs no rank, which would take as long for it as some ranks for their whole scenario.
+The truth of a program without a DDP contains no number that a device computes, so the controller computes it, in less
+time than a rank takes to start.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _DEADLINE_S = 120.0
 async def expect(
     scenario: Scenario, observe: Callable[[Scenario], Awaitable[Mapping[int, Observation]]]
 ) -> Mapping[int, Facts]:
-    """Have a replica compute what the ranks of `scenario` must observe, or compute it here, if no device has to.
+    """Have a replica compute what the ranks of `scenario` must observe; compute it here if the program has no DDP.
 
-    `observe` runs a scenario on ranks that no subject ever runs on.
+    `observe` runs a scenario on ranks on which no subject ever runs.
 
     Raises:
         ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
@@ -43,7 +42,7 @@ async def expect(
 
 
 def replica_of(scenario: Scenario) -> Scenario:
-    """Return the scenario in which one rank computes what those of `scenario` must observe."""
+    """Return the scenario in which one rank computes what the ranks of `scenario` must observe."""
     return Scenario(
         "replica/REPLICA/of-another", ("REPLICA",), "replica", model=scenario.model, dtype=scenario.dtype, world_size=1,
         seed=scenario.seed, arguments={"scenario": scenario.to_json()}, deadline_s=_DEADLINE_S, recorded=False,

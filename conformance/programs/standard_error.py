@@ -1,4 +1,4 @@
-"""What a program's process writes to standard error."""
+"""Captures the standard error of a program's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def written_to_stderr() -> Iterator[Callable[[], str]]:
-    """Collect what this process writes to its file descriptor of stderr, from C++ too."""
+    """Collect what Python and C++ code of this process write to file descriptor 2."""
     with tempfile.TemporaryFile() as file:
         sys.stderr.flush()
         kept = os.dup(2)

@@ -15,10 +15,10 @@ def num_storages(module: nn.Module) -> int:
 
 
 def marks_of_options(options: Mapping[str, Any], num_gradients: int, world_size: int) -> dict[str, int]:
-    """Return the facts that show whether a DDP obeys `options`, for a module that fits one bucket of the default size.
+    """Return facts that show whether a DDP obeys `options`, for a module that fits one bucket of the default size.
 
-    `num_buckets`, collectives of `num_gradients` gradients in a step (left out for one rank, which may communicate
-    nothing), and `num_storages`, as the function of that name counts them.
+    `num_buckets` counts the gradient collectives of a step with `num_gradients` gradients (one rank need not
+    communicate); `num_storages` is as the function of that name counts.
     """
     each_alone = options.get("bucket_cap_mb", 25) < 1
     in_one = options.get("gradient_as_bucket_view") and not each_alone

@@ -15,11 +15,11 @@ from conformance.scenario import Step
     "train", invariants=("same_collectives", "silent_no_sync", "nothing_in_flight"), native_facts=("step", "final")
 )
 def train(ctx: RankContext) -> None:
-    """Train by the schedule. Argument `ignored`: names of parameters and buffers that DDP must leave alone.
+    """Train by the schedule. Argument `ignored`: names of parameters and buffers that DDP must ignore.
 
-    Observes after every backward `<step>/loss` and `<step>/grad/<name>` with `step<k>/local<m>` for the backwards under
-    `no_sync` and `step<k>` for the one that synchronises; then `step<k>/parameter/<name>` and `step<k>/buffer/<name>`,
-    and both under `final` at the end. All ranks run it.
+    Observes after every backward `<prefix>/loss` and `<prefix>/grad/<name>`, where the prefix is `step<k>/local<m>`
+    under `no_sync` and `step<k>` when it synchronises; then `step<k>/parameter/<name>` and `step<k>/buffer/<name>`, and
+    both under `final` at the end. All ranks run it.
     """
     module = ctx.build_model()
     if ignored := ctx.arguments.get("ignored"):

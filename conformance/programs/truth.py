@@ -22,37 +22,36 @@ from conformance.truth.plain_ranks import on_plain_ranks
 def truth_of(scenario: Scenario) -> Mapping[int, Facts]:
     """Return for each rank the facts that the scenario's program observes when its DDP is a `PlainDDP`.
 
-    Where the program says what a fact must be (`RankContext.observe`), that is expected instead. All ranks are threads
-    of this process. Where the program does not apply, no fact is expected. Raises what the program raises;
-    `DesertedError` where its ranks wait for each other; `InexactError` where a mean is not exact.
+    A fact with `must` (`RankContext.observe`) is expected to be that instead. All ranks are threads of this process. A
+    program that is unsupported has no expected fact. Raises what the program raises; `DesertedError` where its ranks
+    wait for each other; `InexactError` where a mean is not exact.
     """
     return plain_facts(scenario, PlainContext)
 
 
 def plain_facts(scenario: Scenario, kind: type[PlainContext]) -> Mapping[int, Facts]:
-    """Return what the ranks of a scenario report to contexts of this `kind` on plain ranks; raises as `truth_of`."""
+    """Return the facts of a scenario's ranks in contexts of this `kind` on plain ranks; raises as `truth_of`."""
     with single_threaded():
         return on_plain_ranks(scenario.world_size, lambda rank, group: _observed(scenario, rank, group, kind))
 
 
-#: What a mistake of the program's own raises, of whatever DDP: as an expectation it would hold for every one.
+#: Exceptions of a mistake in the program itself: as an expectation, every DDP would meet them.
 _MISTAKES = frozenset({"AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError"})
 
 
 class PlainContext(RankContext):
-    """A plain rank's view: a fact that must be something is that, whatever the plain DDP has made of it."""
+    """A plain rank's view, in which a fact with `must` has that value."""
 
     def __init__(
         self, scenario: Scenario, rank: int, device: torch.device, group: PlainGroup, fixture: ModelFixture
     ) -> None:
-        """Bind a scenario to a plain rank."""
         super().__init__(
             scenario, rank=rank, device=device, process_group=group, fixture=fixture, wrap=PlainDDP,
             wrap_named=lambda _: PlainDDP,
         )  # fmt: skip
 
     def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
-        """Report as expected what the fact must be, the value that it has here if the program does not say."""
+        """Report `must` as the expected fact, or the value that it has here if the program states no demand."""
         if must is UNSTATED:
             is_mistake = isinstance(value, Raised) and value.type in _MISTAKES
             certain(not is_mistake, f"program {self.scenario.program} itself raises {value}")

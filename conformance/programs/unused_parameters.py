@@ -73,11 +73,11 @@ def unused_parameters(ctx: RankContext) -> None:
     """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
 
     With argument `optimizer` SGD with momentum and weight decay follows each step. Observes `step<k>/grad/<name>`,
-    `step<k>/parameter/<name>` and with argument `saves_traffic`, from step 2 on, because by then buckets follow what is
-    used, `step<k>/num_elements`: how many were communicated as gradients (`Unmeasured` where that was not by
-    all-reduces). All ranks run it.
+    `step<k>/parameter/<name>` and, with argument `saves_traffic` and from step 2 on, when buckets hold used parameters
+    only, `step<k>/num_elements`: how many were all-reduced as gradients (else `Unmeasured`). All ranks run it.
     """
     num_elements = sum(parameter.numel() for parameter in Switched().parameters())
+    fewer = Satisfies(f"more than 0 and fewer than {num_elements} elements", _is_some_of, (num_elements,))
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     optimizer = _optimizer(module) if ctx.arguments.get("optimizer") else None
@@ -91,7 +91,7 @@ def unused_parameters(ctx: RankContext) -> None:
         means = other_means(issued, ctx.world_size)
         if ctx.arguments.get("saves_traffic") and index >= 2:
             sent = Unmeasured(means) if means else sum(elements_of(issued).values())
-            ctx.observe(f"step{index}/num_elements", sent, must=_fewer_than(num_elements))
+            ctx.observe(f"step{index}/num_elements", sent, must=fewer)
         ctx.observe_gradients(f"step{index}", module)
         if optimizer is not None:
             with ctx.phase("optimizer", index):
@@ -102,10 +102,6 @@ def unused_parameters(ctx: RankContext) -> None:
 unused_parameters.expects(truth_of)
 
 
-def _fewer_than(num_elements: int) -> Satisfies:
-    return Satisfies(f"more than 0 and fewer than {num_elements} elements", _is_some_of, (num_elements,))
-
-
 def _is_some_of(got: int, num_elements: int) -> bool:
     return 0 < got < num_elements
 
@@ -114,10 +110,10 @@ def _is_some_of(got: int, num_elements: int) -> bool:
 def forgotten_parameter(ctx: RankContext) -> None:
     """Train two steps in which branch c gets no gradient, without `find_unused_parameters`.
 
-    Argument `uses` selects the branches of forward; `partial_loss`: the last output does not reach the loss. Observes
-    `answer`, the exception that the DDP raises, and `advises`, whether that mentions the option where the subject has
-    it. A DDP that has no such option may always look for unused parameters: where it raises nothing, `answer` is the
-    gradients of the last step. All ranks run it.
+    Argument `uses` selects the branches of forward; with `partial_loss` the last output is not in the loss. Observes
+    `answer`, the exception that the DDP raises, and `advises`, whether that mentions the option if the subject has it.
+    A DDP without the option may always find unused parameters: if it raises nothing, `answer` is the gradients of the
+    last step. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)

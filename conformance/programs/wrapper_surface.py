@@ -17,8 +17,7 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
-#: The arguments of torch's constructor behind the module, in their order, each with its default. The group is the
-#: ranks'.
+#: The arguments of torch's constructor after the module, in their order, with their defaults; the group is the ranks'.
 _DEFAULTS: Mapping[str, Any] = {
     "device_ids": None, "output_device": None, "dim": 0, "broadcast_buffers": True, "init_sync": True,
     "process_group": None, "bucket_cap_mb": None, "find_unused_parameters": False, "check_reduction": False,
@@ -27,7 +26,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "skip_all_reduce_unused_params": False, "bucket_cap_mb_list": None, "batched_grad_copy": False,
     "forward_sync_buffers": None, "lazy_bucket_allocation": False,
 }  # fmt: skip
-#: Those that the installed torch has; a DDP may have more behind them.
+#: The arguments of the installed torch; a DDP may have more after them.
 ARGUMENTS = {
     name: _DEFAULTS[name]
     for name in inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -90,7 +89,7 @@ def _modes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
 def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
     """Pass ever more arguments by position, and the next by its name; then the last by its name as well.
 
-    Called and not read: a subclass may hand on whatever it is given.
+    The signature would not show this: a subclass may pass all of its arguments on.
     """
     construct: Any = type(ctx.wrap(module))
     values = {**ARGUMENTS, "process_group": ctx.process_group}
@@ -108,7 +107,6 @@ def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
 
 
 def _takes(construct: Callable[..., nn.Module], module: nn.Module, *arguments: Any, **options: Any) -> bool:
-    """Whether the call is one that the constructor takes."""
     try:
         construct(module, *arguments, **options)
     except TypeError:
@@ -129,29 +127,31 @@ def _attributes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
     }
 
 
-def _check_reduction(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+def _wrap_and_warn(ctx: RankContext, module: nn.Module, **options: Any) -> tuple[Any, list[str]]:
+    """Return the wrapped module and the FutureWarnings of its construction."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ctx.wrap(module, check_reduction=True)
-    return {"warned": [str(each.message) for each in caught if issubclass(each.category, FutureWarning)]}
+        model = ctx.wrap(module, **options)
+    return model, [str(each.message) for each in caught if issubclass(each.category, FutureWarning)]
+
+
+def _check_reduction(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    return {"warned": _wrap_and_warn(ctx, module, check_reduction=True)[1]}
 
 
 def _deprecated_broadcast(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
-    facts = {}
-    for case, options in (
-        ("alone", {"broadcast_buffers": True}),
-        ("both", {"broadcast_buffers": False, "forward_sync_buffers": True}),
-    ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model: Any = ctx.wrap(module, **options)
-        facts[f"{case}/warned"] = [str(each.message) for each in caught if issubclass(each.category, FutureWarning)]
-        facts[f"{case}/synchronises"] = model.forward_sync_buffers
-    return facts
+    alone, warned_alone = _wrap_and_warn(ctx, module, broadcast_buffers=True)
+    both, warned_both = _wrap_and_warn(ctx, module, broadcast_buffers=False, forward_sync_buffers=True)
+    return {
+        "alone/warned": warned_alone,
+        "alone/synchronises": alone.forward_sync_buffers,
+        "both/warned": warned_both,
+        "both/synchronises": both.forward_sync_buffers,
+    }
 
 
 def _ignore_by_method(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
-    # Frameworks reach the static method through the class that they are given, which a program does not know.
+    # Frameworks call the static method of the class, which a program does not know.
     ddp = type(ctx.wrap(_module().to(ctx.device)))
     ddp._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])  # type: ignore[attr-defined]
     model: Any = ctx.wrap(module)
@@ -195,10 +195,7 @@ ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
             "requires_grad": [False] * 5,
         },
     ),
-    "signature": (
-        _signature,
-        {"by_name": list(ARGUMENTS), "in_this_place": list(ARGUMENTS)},
-    ),
+    "signature": (_signature, {"by_name": list(ARGUMENTS), "in_this_place": list(ARGUMENTS)}),
     "attributes": (
         _attributes,
         {"require_backward_grad_sync": True, "same_group": True, "device_type": True,

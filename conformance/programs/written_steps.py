@@ -1,11 +1,14 @@
-"""Runs steps that a program writes itself, and observes what comes of them: facts, or a refusal."""
+"""Runs steps that a program writes itself, and observes their facts, or a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from conformance.models.integers import RankStep
@@ -15,15 +18,24 @@ from conformance.truth.steps import StepFunction, gradients
 
 
 def rank_step(ctx: RankContext, index: int) -> RankStep:
-    """Return this rank's part in step `index`, which announces its phases to the harness."""
+    """Return this rank's part in step `index`, which enters phases of `ctx`."""
     return RankStep(ctx.rank, index, ctx.device, partial(ctx.phase, step=index))
+
+
+def step_on(*shape: int) -> StepFunction:
+    """Return a step of forward, loss and backward on this rank's inputs of `shape`."""
+
+    def step(model: Any, turn: RankStep) -> None:
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(*shape))))
+
+    return step
 
 
 def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunction, num_steps: int) -> dict[str, Any]:
     """Run `step` on `model` for steps 0 to `num_steps` - 1; return `step<k>/grad/<name>` and what `step` returns.
 
-    The latter's names begin with `step<k>/`, too. `module` is the module inside `model`; its gradients are set to None
-    before every step. All ranks must call it.
+    All names begin with `step<k>/`. `module` is the module inside `model`; its gradients are set to None before every
+    step. All ranks must call it.
     """
     facts: dict[str, Any] = {}
     for index in range(num_steps):
@@ -45,16 +57,33 @@ def observe_run(
     refusal: Matcher | None = None,
     may_refuse: bool = False,
 ) -> None:
-    """Observe the facts that `run` returns; `must` says of some names what these facts must be.
+    """Observe the facts that `run` returns; `must` demands values of some of them.
 
-    With a `refusal`, observe all as one fact `outcome`, in place of which a DDP may raise it. With `may_refuse`, the
-    program's expectation knows which one.
+    With a `refusal`, observe all as one fact `outcome`; a DDP may raise the refusal instead. With `may_refuse`, the
+    program's expectation has the refusal.
     """
     if refusal is not None or may_refuse:
         observe_or_refused(ctx, "outcome", run, refusal, must)
         return
     for name, value in run().items():
         ctx.observe(name, value, must=must.get(name, UNSTATED))
+
+
+@contextlib.contextmanager
+def observing_warnings(ctx: RankContext) -> Iterator[None]:
+    """Observe as fact `warnings` what the block warns of, which must be nothing.
+
+    Warnings that torch shows once per process are there each time.
+    """
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.set_warn_always(always)
+    ctx.observe("warnings", [str(each.message) for each in caught], must=[])
 
 
 def observe_or_refused(
@@ -66,7 +95,7 @@ def observe_or_refused(
 ) -> None:
     """Observe as fact `name` what `run` returns, or what it raises, which must be a `refusal`; None: it may not raise.
 
-    `must` says what values of some names must be.
+    `must` demands values of some names.
     """
     facts: dict[str, Any] = {}
     with ctx.catching("raised"):

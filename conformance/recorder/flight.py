@@ -13,22 +13,21 @@ from conformance.recorder.look import Look
 class Flight:
     """One issued collective. It lands once it has completed and the subject or the program has waited for it.
 
-    `completed` asks the backend whether it has completed, whoever waits for it, and is None where nobody need ask.
+    `completed` asks the backend whether the collective has completed; None if that is known.
     """
 
     __slots__ = ("collective", "completed", "ended_ns", "finished", "look", "poll")
 
     def __init__(self, collective: Collective) -> None:
-        """Begin the flight of `collective`."""
         self.collective = collective
         self.finished = False
         self.ended_ns = 0
         self.poll: Callable[[], bool] | None = None
         self.completed: Callable[[], bool] | None = None
-        self.look: Look | None = None  # at what it carries, if somebody asked for it
+        self.look: Look | None = None  # at its tensors, if asked for
 
     def land(self) -> None:
-        """Record that the collective has completed and that somebody has waited for it."""
+        """Record that the collective has completed and was waited for."""
         if not self.finished:
             self.ended_ns = time.perf_counter_ns()
             self.finished = True
@@ -37,13 +36,13 @@ class Flight:
             self.poll = self.completed = None  # both keep the tensors of the collective alive
 
     def landed(self) -> bool:
-        """Whether the collective is finished by now; if the subject took its future, asks the future."""
+        """Whether the collective has landed; asks its future if the subject took it."""
         if self.poll is not None and self.poll():
             self.land()
         return self.finished
 
-    def settle(self) -> Collective:
-        """Return the collective as it stands now."""
+    def snapshot(self) -> Collective:
+        """Return the current state of the collective."""
         if not self.landed():
             return self.collective
         duration_ns = self.ended_ns - self.collective.started_ns

@@ -1,10 +1,9 @@
-"""The flight record: what a rank was doing, in a file that the controller can read when the rank does not answer.
+"""The flight record: a rank's phases and collectives, in a file that the controller reads if the rank does not answer.
 
-A rank that is stopped, or that holds the GIL in C code, does not report; a killed rank cannot. Therefore every rank
-writes each phase before it enters it, and each collective before it issues it, into a file that it has mapped into
-memory. The controller reads the same file. A write is one `pack_into` (about a microsecond, no system call), so the
-record is always on. It needs no lock: there is one writer, and the controller reads when the rank is at rest. If it
-reads too early, the worst result is a field that is half old, half new.
+A rank that is stopped, killed, or holds the GIL in C code does not report. Therefore every rank writes each phase
+before it enters it, and each collective before it issues it, into a file that it has mapped into memory. A write is one
+`pack_into` (about a microsecond, no system call), so the record is always on. It needs no lock: there is one writer,
+and the controller reads when the rank is at rest; after an early read a field may be half old, half new.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 class LastSeen:
     """The content of one rank's record.
 
-    `collectives` are at most the last `NUM_SLOTS`, oldest first, as the rank issued them: none is marked as finished,
-    because the record does not follow waits. `alive_at` is when the rank last wrote, by the monotonic clock of its
-    host.
+    `collectives` are the last `NUM_SLOTS`, oldest first, none of them marked as finished: the record has no waits.
+    `alive_at` is the time of the last write, by the monotonic clock of the rank's host.
     """
 
     phase: str
@@ -102,7 +100,7 @@ class FlightRecord:
 def read_flight(path: str) -> LastSeen:
     """Read another process's record; returns an empty `LastSeen` if the rank has not created one."""
     try:
-        # Not blocked by a pipe that a subject has put in its place.
+        # Do not block if a subject has replaced the file by a pipe.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             data = file.read(_SIZE) or b""
     except OSError:

@@ -18,14 +18,12 @@ from conformance.errors import BackendError, present
 from conformance.recorder.recorded_group import as_process_group
 from conformance.recorder.recorder import Recorder
 
-#: The name under which the harness registers its backend with torch. `dist.get_backend` still returns the real name.
+#: The harness's backend in torch's registry; `dist.get_backend` still returns the real name.
 REGISTERED_NAME = "conformance"
 
 
 @dataclass
 class _Installation:
-    """How this process creates groups."""
-
     backend: Backend
     recorder: Recorder | None
     made_default: bool = False
@@ -39,14 +37,13 @@ class _Installation:
         return group if self.recorder is None else self.recorder.wrap(group, label)
 
     def _check(self, created: object, rank: int, world_size: int) -> None:
-        """Raise `BackendError` unless the backend has created a group with this rank and world size."""
         made = f"backend {self.backend.name!r}: create(store, {rank}, {world_size}, timeout) must return"
         if not isinstance(created, dist.ProcessGroup | GroupBackend):
             raise BackendError(f"{made} a c10d Backend or ProcessGroup; on rank {rank} it returned {created!r}")
         place = (created.rank(), created.size())
         if place != (rank, world_size):
-            came = f"rank {place[0]} of {place[1]}"
-            raise BackendError(f"{made} the group of rank {rank} of {world_size}; what came calls itself {came}")
+            got = f"rank {place[0]} of {place[1]}"
+            raise BackendError(f"{made} the group of rank {rank} of {world_size}; it returned that of {got}")
 
 
 _installed: _Installation | None = None
@@ -54,12 +51,12 @@ _installed: _Installation | None = None
 
 @cache
 def prepare() -> None:
-    """Put the functions in place through which torch makes and names groups; they do nothing until one is initialised.
+    """Replace the functions by which torch makes and names groups; they do nothing until one is initialised.
 
-    Ranks inherit them from the process that forks them, so that none looks at all functions anew (`relied_functions`).
+    Ranks inherit them from the process that forks them, so that `relied_functions` need not compare them again.
     """
-    _answer_honestly()
-    _take_the_real_name()
+    _report_real_backend()
+    _record_groups_by_real_name()
 
 
 def init_process_group(
@@ -73,9 +70,8 @@ def init_process_group(
 ) -> dist.ProcessGroup:
     """Initialise the default group over `backend` and return it; all ranks must call it.
 
-    `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. With `recorder`
-    None, groups are built the same way but not recorded; scenarios that run like that show that recording changes no
-    verdict. It may be called again after `dist.destroy_process_group`.
+    `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. Without a
+    `recorder` groups are not recorded. It may be called again after `dist.destroy_process_group`.
     """
     global _installed
     if _installed is None:
@@ -87,7 +83,7 @@ def init_process_group(
 
 
 def leave() -> None:
-    """Destroy all groups, and have torch make those to come as it always does."""
+    """Destroy all groups; torch makes later groups as usual."""
     global _installed
     dist.destroy_process_group()
     _installed = None
@@ -97,8 +93,8 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> dis
     return present(_installed).create(store, rank, world_size, timeout)
 
 
-def _answer_honestly() -> None:
-    """Make `dist.get_backend` return the real backend's name for recorded groups, because a DDP may depend on it."""
+def _report_real_backend() -> None:
+    """Make `dist.get_backend` return the real backend's name, on which a DDP may depend."""
     real = distributed_c10d.get_backend
 
     def get_backend(group: dist.ProcessGroup | None = None) -> str:
@@ -110,11 +106,10 @@ def _answer_honestly() -> None:
     dist.get_backend = get_backend  # type: ignore[assignment]
 
 
-def _take_the_real_name() -> None:
-    """Make groups that are asked for by the real backend's name of the kind that is recorded, as those without a name.
+def _record_groups_by_real_name() -> None:
+    """Record groups with the real backend's name, too: a DDP may communicate in a `new_group(backend="gloo")` only.
 
-    A DDP may communicate in a group of its own alone, `new_group(backend="gloo")`. A group with options for its backend
-    is made as asked, and nobody records it.
+    A group with options for its backend is not recorded.
     """
     real = distributed_c10d._new_process_group_helper
 

@@ -1,4 +1,4 @@
-"""What a collective carries, short enough for a line, and the lines of code that issued it: to replay a failure."""
+"""The content of a collective in a line, and the lines of code that issued it: to replay a failure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _NOT_THE_CALLER = (_RECORDER, _TORCH, "<")
 
 
 class Look:
-    """A look at one collective: at its issue, and when it has completed and somebody has waited for it."""
+    """A look at one collective when it is issued, and when it has completed and was waited for."""
 
     def __init__(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
-        """Look at what the collective is `given`; it will have left its result in `written`."""
         self._given, self._issued_at = in_short(given), _issued_at(sys._getframe(1))
         self.written: Sequence[Tensor] = written
         self._left = ""
 
     def land(self) -> None:
-        """Look at what it has left."""
+        """Look at the result."""
         self._left, self.written = in_short(self.written), ()
 
     def carried(self) -> Carried:
@@ -56,9 +55,9 @@ def _written(value: float | complex) -> str:
 
 
 def _issued_at(frame: FrameType | None) -> str:
-    """Return the innermost place that is neither torch's nor the recorder's, and who called it from another file.
+    """Return the innermost place outside of torch and the recorder, and its caller in another file.
 
-    As `file.py:12 in function, from other.py:34 in caller`: a DDP may have a file of its own for collectives.
+    As `file.py:12 in function, from other.py:34 in caller`: a DDP may have its own file for collectives.
     """
     places: dict[str, str] = {}
     while frame is not None and len(places) < 2:

@@ -1,9 +1,8 @@
 """A process group that reports every collective to the recorder and passes it on unchanged.
 
-torch's C++ code (the DDP reducer, functional collectives, compiled graphs) reaches a Python subclass of `ProcessGroup`
-through torch's trampoline, Python code reaches it directly; both end in the methods made below, and these end in the
-real group. What C++ asks of a group without going through the trampoline is answered by the real backend, which is
-registered with the recorded group as well.
+torch's C++ code (the DDP reducer, functional collectives, compiled graphs) calls a Python subclass of `ProcessGroup`
+through torch's trampoline, Python code directly; both call the methods made below, which call the real group. Calls of
+C++ code that bypass the trampoline reach the real backend, which is registered with the recorded group, too.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from conformance.errors import present
 from conformance.recorder.flight import Flight
 from conformance.recorder.look import Look
 
-#: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the argument that a rank passes in).
-#: torch >= 2.12 has new names for some; methods that this torch does not have are left out.
+#: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the input argument). torch >= 2.12 has
+#: new names for some; methods that the installed torch lacks are left out.
 _COLLECTIVES: dict[str, tuple[str, int]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce_coalesced", 0),
@@ -58,14 +57,14 @@ _DTYPE_NAMES = {
 }
 
 
-#: How many of the last works of a group are kept alive. C++ code that was handed one by Python (torch's reducer gets a
-#: join context's) holds its C++ part only: once the Python part is gone, waiting for it would wait for ever. Those that
-#: have been waited for are let go of with the next one, because they keep the subject's tensors alive.
+#: How many of the last works of a group are kept alive. C++ code that got a Work from Python (torch's reducer gets a
+#: join context's) holds only its C++ part, whose wait would not return once the Python part is gone. The next drops
+#: works that have been waited for, because they keep the subject's tensors alive.
 _NUM_KEPT = 64
 
 
 class CollectiveLog(Protocol):
-    """What a recorded group reports to: the `Recorder`. `looks`: it wants to know what collectives carry."""
+    """The `Recorder`, to which a recorded group reports; it `looks` at the tensors of collectives if asked to."""
 
     looks: bool
 
@@ -86,13 +85,13 @@ class CollectiveLog(Protocol):
 
 
 class RecordedWork(dist.Work):
-    """The real `Work`; it also records when somebody waits for it (or takes its future) and it completes.
+    """The real `Work`; it also records waits and its completion.
 
-    `inner` is None where the backend completed the collective before it returned.
+    `inner` is None if the backend completed the collective before it returned. `flights` are several if they were
+    coalesced into one.
     """
 
     def __init__(self, inner: dist.Work | None, flights: Sequence[Flight], log: CollectiveLog) -> None:
-        """Wrap `inner`, the Work of `flights`: several if they were coalesced into one."""
         super().__init__()
         self._inner = inner
         self._log = log
@@ -102,7 +101,7 @@ class RecordedWork(dist.Work):
 
     @property
     def has_landed(self) -> bool:
-        """Whether somebody has waited for all that it stands for."""
+        """Whether all of its collectives have landed."""
         return all(flight.finished for flight in self._flights)
 
     def _land(self) -> None:
@@ -150,16 +149,16 @@ class RecordedWork(dist.Work):
         return future
 
     def is_success(self) -> bool:
-        """Ask the real work, if its class answers for itself: of torch's own the question is deprecated."""
-        return not self._answers("is_success") or present(self._inner).is_success()
+        """Ask the real work if its class overrides the method, which torch has deprecated."""
+        return not self._overrides("is_success") or present(self._inner).is_success()
 
     def exception(self) -> Any:
-        """Ask the real work, if its class answers for itself."""
-        return present(self._inner).exception() if self._answers("exception") else None
+        """Ask the real work if its class overrides the method."""
+        return present(self._inner).exception() if self._overrides("exception") else None
 
-    def _answers(self, question: str) -> bool:
-        own = getattr(type(self._inner), question, None)
-        return own not in (None, getattr(dist.Work, question))
+    def _overrides(self, method: str) -> bool:
+        own = getattr(type(self._inner), method, None)
+        return own not in (None, getattr(dist.Work, method))
 
     def result(self) -> list[Tensor]:
         """Ask the real work."""
@@ -171,10 +170,10 @@ class RecordedWork(dist.Work):
 
 
 def _after_a_look(future: torch.futures.Future[Any], flights: Sequence[Flight]) -> torch.futures.Future[Any]:
-    """Return a future that ends as `future` does, once all `flights` have been looked at.
+    """Return a future that ends as `future` does, after a look at all `flights`.
 
-    Whoever takes it may change what the collective has left. A look as a callback of `future` would not always come
-    first: the backend's thread runs those that it finds when the collective ends, the caller runs a later one at once.
+    A callback of the returned future may change the result. A callback of `future` that looks would not always run
+    first: the backend's thread runs the callbacks that it finds at the end, and the caller runs a later one at once.
     """
     devices = {tensor.device for flight in flights if flight.look is not None for tensor in flight.look.written}
     looked: torch.futures.Future[Any] = torch.futures.Future(devices=[it for it in devices if it.type != "cpu"])
@@ -211,10 +210,10 @@ class RecordedGroup(dist.ProcessGroup):
             self._set_default_backend(_backend_type(backend))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled, in the words in which a real group does."""
+        """Refuse to be copied or pickled, with the message of a real group."""
         raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
-    # What torch's C++ code asks by these names; the properties of the base class answer through them as well.
+    # Methods that torch's C++ code and the properties of the base class call.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the real backend's name."""
@@ -296,9 +295,9 @@ def _forward(method: str, op: str, position: int) -> Callable[..., Any]:
 
 
 def _keep_out_of_graphs(function: Any) -> None:
-    """Let `function` and whatever it calls run as it is where C++ code calls it while `torch.compile` is at work.
+    """Keep Dynamo from capturing `function` and its callees when C++ code calls it during `torch.compile`.
 
-    Dynamo would capture a frame like any other. `torch.compiler.disable` says the same, but imports all of Dynamo.
+    `torch.compiler.disable` would, too, but imports all of Dynamo.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -311,7 +310,7 @@ for _method, (_op, _position) in _COLLECTIVES.items():
 
 
 def as_process_group(group: Any, store: Store | None = None) -> dist.ProcessGroup:
-    """Return `group` if it is a process group, else a plain one around the backend, as torch itself would build it."""
+    """Return `group` if it is a process group, else a process group of torch around this backend."""
     if isinstance(group, dist.ProcessGroup):
         return group
     name = group.name()
@@ -352,14 +351,14 @@ def _flatten(value: Any) -> list[Tensor]:
 
 
 def _options(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int]:
-    """Return the name of the reduction and the root (for send and recv: the peer), wherever the call holds them."""
+    """Return the name of the reduction and the root (for send and recv: the peer) in a call's arguments."""
     reduce_op, root = "sum" if "reduce" in op else "", -1
     for value in (*args[1:], *kwargs.values()):
         if type(value) is int:
             if root < 0:  # send(tensors, peer, tag): the peer comes first
                 root = value
             continue
-        option = getattr(value, "reduceOp", value)  # passed in options, or as such
+        option = getattr(value, "reduceOp", value)
         if isinstance(option, dist.ReduceOp | dist.ReduceOp.RedOpType):
             named: Any = getattr(option, "op", option)
             reduce_op = named.name.lower()

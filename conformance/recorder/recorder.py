@@ -1,7 +1,6 @@
 """`Recorder`: a rank's history of collectives: group, phase, and whether the rank waited for each.
 
-A rank keeps its recorder over many scenarios: its process groups report to it as long as they live, and `start` begins
-a new history. This module does not communicate; the groups do (`recorded_group`).
+A rank keeps its recorder over many scenarios, since its process groups report to it; `start` begins a new history.
 """
 
 from __future__ import annotations
@@ -29,26 +28,25 @@ class Recorder:
     """
 
     def __init__(self, on_collective: Callable[[Collective], None] | None = None) -> None:
-        """Begin an empty history."""
         self._on_collective = on_collective
         self.start()
 
     def start(self, *, looks: bool = False) -> None:
-        """Begin a new, empty history for a new scenario; with `looks`, look at what each collective carries."""
+        """Begin an empty history for a new scenario; with `looks`, look at the tensors of each collective."""
         self.looks = looks
-        # A group of gloo's waits for its threads when it is freed, and holds the interpreter meanwhile, which a thread
-        # needs that drops the last of a collective. So a scenario's groups are freed when the next one starts.
+        # A gloo group that is freed waits for its threads and holds the interpreter, which a thread needs to drop the
+        # last reference to a collective. So a scenario's groups are freed when the next one starts.
         self._groups: list[dist.ProcessGroup] = []
         self._flights: list[Flight] = []
         self._open: list[Flight] = []
         self._indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._phase, self._step, self._sync = "", -1, True
-        #: The Python threads that calls into the backend have started: a pool may start them when it needs them.
+        #: The Python threads that calls into the backend have started, such as a pool's.
         self.backend_threads: set[threading.Thread] = set()
 
     @contextmanager
     def calling_backend(self) -> Iterator[None]:
-        """Count the threads that start in this block among the backend's."""
+        """Count threads that start in this block as the backend's."""
         before = set(threading.enumerate())
         try:
             yield
@@ -56,14 +54,14 @@ class Recorder:
             self.backend_threads.update(thread for thread in threading.enumerate() if thread not in before)
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Record the program's phase from here on; drop landed flights, so that their tensors can be freed."""
+        """Record the program's phase; drop landed flights, so that their tensors can be freed."""
         self._phase, self._step, self._sync = phase, step, sync
         self._open = [flight for flight in self._open if not flight.landed()]
 
     def wrap(self, group: dist.ProcessGroup | GroupBackend, name: str) -> dist.ProcessGroup:
-        """Return a process group that delegates to `group` and reports to this recorder under `name`.
+        """Return a process group that delegates to `group` and reports to this recorder under `name`, or torch's name.
 
-        With an empty `name`, the history uses torch's name of the group once torch has given it one. Not collective.
+        Not collective.
         """
         real = as_process_group(group)
         self._groups.append(real)
@@ -71,14 +69,14 @@ class Recorder:
 
     def history(self) -> tuple[Collective, ...]:
         """Return every collective issued since `start`, in the order of issue."""
-        return tuple(flight.settle() for flight in list(self._flights))
+        return tuple(flight.snapshot() for flight in list(self._flights))
 
     def carried(self) -> tuple[Carried, ...]:
-        """Return what every collective issued since `start` carried; nothing where nobody asked for it."""
+        """Return the looks at every collective issued since `start`, if asked for."""
         return tuple(flight.look.carried() for flight in list(self._flights) if flight.look is not None)
 
     def in_flight(self, among: int) -> int:
-        """Return how many of the first `among` collectives since `start` the backend has not completed yet."""
+        """Return how many of the first `among` collectives since `start` the backend has not completed."""
         return sum(flight.completed is not None and not flight.completed() for flight in self._flights[:among])
 
     def issue(
@@ -93,8 +91,7 @@ class Recorder:
     ) -> Flight:
         """Record that this rank issues a collective now; only recorded groups call it.
 
-        Point-to-point operations have an index of their own: the other ranks of the group do not issue them, and the
-        collectives of one index must match.
+        Point-to-point operations count apart, since collectives of one index must match on all ranks.
         """
         series = f"{group} point-to-point" if op in ("send", "recv") else group
         collective = Collective(

@@ -52,7 +52,8 @@ def result_text(
     elif title == first.summary:
         first = replace(first, summary="")
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
-    lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]
+    headed = replace(first, verdict=result.verdict)
+    lines = [explain(headed, outcome.id, outcome.world_size, outcome.seed, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
     if advice := advice_on(result, outcome.replay):

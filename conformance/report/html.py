@@ -18,6 +18,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from conformance.bench.ratio import heading
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
@@ -201,6 +202,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             told={finding.checker for entry in entries for finding in entry.result.findings_that_tell},
             checkers=CHECKERS,
             ratio_chart=ratio_chart,
+            heading=heading,
             script=Markup(script),  # our own files, not data
             style=Markup(style),
             script_hash=_hash(script),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from conformance.bench.ratio import Ratio
+from conformance.bench.ratio import Ratio, heading
 from conformance.checkers.explanation import counted, shorten, some
 from conformance.report.causes import Cause, causes_in, statements_of
 from conformance.report.console import printable
@@ -99,14 +99,14 @@ def _changes(difference: ReportDiff) -> str:
         return f"\nSince the last report no verdict changed in the {both} of both.\n"
     text = "\n".join(difference_lines(difference, most=_MAX_CHANGES))
     summary = as_text(f"Since the last report, of the {both} of both: {', '.join(told)}")
-    return f"\n<details><summary>{summary}</summary>\n{_fenced(text)}\n</details>\n"
+    return f"\n<details><summary>{summary}</summary>\n{fenced(text)}\n</details>\n"
 
 
 def _performance(ratios: Sequence[Ratio]) -> str:
     if not ratios:
         return ""
     lines = [
-        "\n<details><summary>Step time, as a ratio</summary>\n",
+        f"\n<details><summary>{as_text(heading(ratios))}, as ratios</summary>\n",
         "| workload | options | compared with | ranks | median (quartiles) | rounds |",
         "|---|---|---|--:|---|--:|",
     ]
@@ -141,10 +141,10 @@ def _evidence(cause: Cause) -> str:
         parts.append(f"\n{as_text(known.status)}: {as_text(known.describe(scenario.subject.verdict))}\n")
     parts.append(f"\n{as_code(scenario.id)}\n")
     also = f"\nAlso {some([as_code(other.id) for other in others], _MAX_OTHERS)}.\n" if others else ""
-    return "".join(parts) + (_fenced(evidence) if evidence else "") + also + "\n</details>\n"
+    return "".join(parts) + (fenced(evidence) if evidence else "") + also + "\n</details>\n"
 
 
-def _fenced(text: str) -> str:
+def fenced(text: str) -> str:
     """Return a code block whose fence is longer than every run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.curve import Curve, Plot
-from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio
+from conformance.bench.ratio import FLOOR, Ratio, beside_noise, heading
 from conformance.errors import ReportError
 
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "ddp-conformance", "svg.fonttype": "none", "font.size": 9}
@@ -28,13 +28,13 @@ def draw_growth(curves: Iterable[Curve], folder: Path) -> tuple[Path, ...]:
 
 
 def draw_ratios(ratios: Iterable[Ratio], folder: Path) -> Path:
-    """Write one figure of the step times over that of torch's default, medians and quartiles; return its path.
+    """Write one figure of the times over that of torch's default or another backend; return its path.
 
     Raises:
         ReportError: matplotlib is not installed, or a file cannot be written.
 
     """
-    shown = [one for one in ratios if one.reference == DEFAULT]
+    shown = beside_noise(ratios)
     return _written("step-times", folder, lambda: _ratios(shown))
 
 
@@ -98,7 +98,7 @@ def _ratios(ratios: Sequence[Ratio]) -> Any:
             rows.index((one.workload, one.world_size)) + (number + 1) / (len(variants) + 1) - 0.5 for one in of_variant
         ]
         spread = [[one.median - one.lower for one in of_variant], [one.upper - one.median for one in of_variant]]
-        colour = {FLOOR: "black", ITSELF: "grey"}.get(variant)
+        colour = "black" if variant == FLOOR else "grey" if of_variant[0].is_noise else None
         axes.errorbar(
             [one.median for one in of_variant], heights, xerr=spread, fmt="o", markersize=3, linewidth=1, color=colour,
             label=variant,
@@ -106,7 +106,7 @@ def _ratios(ratios: Sequence[Ratio]) -> Any:
     axes.axvline(1, color="grey", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [f"{workload}, {ranks} ranks" for workload, ranks in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("step time over that of torch's default: median and quartiles")
+    axes.set_xlabel(f"{heading(ratios)}, as ratios: median and quartiles")
     axes.grid(alpha=0.3, axis="x")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

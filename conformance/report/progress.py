@@ -16,10 +16,9 @@ from conformance.report.causes import cause_of
 from conformance.report.console import make_console
 from conformance.report.lines import print_evidence
 from conformance.run.outcome import Outcome, Progress
-from conformance.run.patience import HANGS_IN_A_ROW, hangs_after
+from conformance.run.patience import HANGS_IN_A_ROW, HURRIES, hangs_after
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import work
-from conformance.waiting.limits import SHORT_DEADLINE_S
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
 SECONDS_BETWEEN_LINES = 15.0
@@ -107,11 +106,7 @@ class ProgressBar:
     def _note_failure(self, outcome: Outcome) -> None:
         self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
         if self._hangs == HANGS_IN_A_ROW != before:
-            print_evidence(
-                self._lines or self._progress.console,
-                f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
-                " until one does not hang. --fail-fast ends a run at the first failure.",
-            )
+            print_evidence(self._lines or self._progress.console, HURRIES)
         self._num_contaminated += bool(outcome.contaminated_by)
         if not outcome.is_failure:
             return

@@ -1,15 +1,14 @@
-"""Lays step times beside torch's DDP out on an axis of ratios, ready to be drawn."""
+"""Lays times beside torch's DDP, or another backend, out on an axis of ratios, ready to be drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio
+from conformance.bench.ratio import FLOOR, Ratio, beside_noise
 from conformance.report.timeline import Tick
 
 WIDTH, LEFT, ROW_HEIGHT, TOP = 1000, 330, 16, 22
-_KINDS = {FLOOR: "floor", ITSELF: "noise"}
 #: What is slower than this is drawn here, at the end of the axis.
 _LONGEST = 3.0
 _TICK_EVERY = 0.1
@@ -39,8 +38,8 @@ class RatioChart:
 
 
 def ratio_chart(ratios: Iterable[Ratio]) -> RatioChart | None:
-    """Return the drawing of all ratios to torch's default, None where there are none."""
-    shown = [ratio for ratio in ratios if ratio.reference == DEFAULT]
+    """Return the drawing of all ratios to what is also compared with itself, None where there are none."""
+    shown = beside_noise(ratios)
     if not shown:
         return None
     left = min(1 - _TICK_EVERY, *(ratio.lower for ratio in shown))
@@ -57,8 +56,8 @@ def ratio_chart(ratios: Iterable[Ratio]) -> RatioChart | None:
             lower=x_of(ratio.lower),
             median=x_of(ratio.median),
             upper=x_of(ratio.upper),
-            kind=_KINDS.get(ratio.variant, "measured"),
-            title=f"{ratio.workload}, {ratio.variant}, {ratio.world_size} ranks: {ratio} of {DEFAULT}",
+            kind="noise" if ratio.is_noise else "floor" if ratio.variant == FLOOR else "measured",
+            title=f"{ratio.workload}, {ratio.variant}, {ratio.world_size} ranks: {ratio} of {ratio.reference}",
         )
         for number, ratio in enumerate(shown)
     ]

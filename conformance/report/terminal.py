@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.bench.curve import Curve
-from conformance.bench.ratio import Ratio, overheads
+from conformance.bench.operations import Timed, sized
+from conformance.bench.ratio import ONE_BY_ONE, Ratio, heading, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.unconnected import TRIED_AGAIN
 from conformance.report.causes import Cause, Kind, causes_of, in_short
@@ -65,7 +66,7 @@ def print_report(
         console.print(chapters_table(report, catalogue))
         console.print()
     if report.performance:
-        console.print("Step time, as a ratio:")
+        console.print(f"{heading(report.performance)}, as ratios:")
         console.print(ratios_table(report.performance))
     print_totals(console, report, notes=verbose)
 
@@ -143,6 +144,42 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
             one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles, share,
             str(one.rounds),
         )  # fmt: skip
+    return table
+
+
+def operations_table(timed: Sequence[Timed]) -> Table:
+    """Return the table of operations of two backends, with the ratios of the smallest and largest messages.
+
+    `latency` is a ratio of times, `bandwidth` one of bytes per second; `noise` is how far from 1 the quartiles of the
+    reference against itself reach. Of what has two values the first is the backend's, the second the reference's.
+    """
+    both = f"the other columns: {timed[0].backend} / {timed[0].against}" if timed else ""
+    table = Table(
+        "operation, ranks", "latency", "bandwidth", "noise", "knee", "bytes^", "beside", "CPU s/GiB",
+        caption=f"latency, bandwidth, noise: ratios, with quartiles; {both}",
+    )  # fmt: skip
+    for one in timed:
+        own, other, _ = one.contestants
+        beside = {ratio.variant: f"{ratio.median:.2f}" for ratio in one.ratios() if ratio.reference == ONE_BY_ONE}
+        curves = {curve.contestant: curve for curve in one.curves()}
+        cpu = {name: f"{seconds:.2f}" for name, seconds in one.cpu_seconds_per_gib().items()}
+        several = len(one.sizes) > 1
+        knees = {name: "none" if (knee := curve.knee) is None else sized(knee) for name, curve in curves.items()}
+        table.add_row(
+            f"{one.operation}, {one.world_size}",
+            one.by_size[0][0].shortly(),
+            one.by_size[-1][0].inverse.shortly() if several else "",
+            f"{max(noise.width for _, noise in one.by_size):.0%}",
+            *(
+                f"{values[own]} / {values[other]}" if values else ""
+                for values in (
+                    knees if several else {},
+                    {name: f"{curve.exponent:.2f}" for name, curve in curves.items()} if several else {},
+                    beside,
+                    cpu,
+                )
+            ),
+        )
     return table
 
 

@@ -23,7 +23,7 @@ from conformance.composed.features import (
     features,
     pairs_of,
 )
-from conformance.composed.grammar import cover, draw, with_newer_options
+from conformance.composed.grammar import cover, draw, with_containers, with_newer_options
 from conformance.composed.simpler import shrink
 from conformance.run.lanes import Enough, LaneError, in_lanes
 from conformance.run.outcome import Outcome
@@ -198,12 +198,14 @@ def _drawn(seeds: Sequence[int], examples: int, world_sizes: Sequence[int]) -> I
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
     newer = random.Random(f"explored with newer options {seed}")
+    contained = chosen_by(random.Random(f"explored with containers {seed}"))
     company = random.Random(f"explored in company {seed}")
     numerics = random.Random(f"explored with numerics {seed}")
     handling = random.Random(f"explored in handling {seed}")
     while True:
         yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
         yield with_newer_options(draw(chosen_by(newer), world_sizes=world_sizes, few_refusals=True))
+        yield with_containers(draw(contained, world_sizes=world_sizes, few_refusals=True), contained)
         yield draw(chosen_by(company), world_sizes=world_sizes, special="company")
         yield draw(chosen_by(numerics), world_sizes=world_sizes, special="numerics")
         yield draw(chosen_by(handling), world_sizes=world_sizes, special="handling")

@@ -31,9 +31,8 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from conformance.errors import KnownFailureError
+from conformance.errors import KnownFailureError, hint
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import hint
 from conformance.verdict import ScenarioResult, Verdict
 
 EXPECTABLE = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)

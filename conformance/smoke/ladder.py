@@ -177,10 +177,8 @@ class _Climber:
             partial(self._controller.observe, scenario, subject, self._fresh),
             partial(_expected, self._controller, scenario),
         )
-        found = find_breakage(
-            observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.hint,
-            method=rung.method,
-        )  # fmt: skip
+        facts = _facts(expected, observations)
+        found = find_breakage(scenario, observations, facts, advice=rung.hint, method=rung.method)
         duration_ms = (time.perf_counter() - started) * 1000
         declared = not rung.capability or rung.capability in self._backend.capabilities
         name = f"{rung.name} of {subject.name}" if rung in _STEPS else rung.name

@@ -19,7 +19,6 @@ Unknown keys are errors, so that a typing mistake cannot lose a requirement. The
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.errors import SpecificationError
+from conformance.errors import SpecificationError, hint
 
 if TYPE_CHECKING:
     from conformance.scenario import Scenario
@@ -48,7 +47,7 @@ _OPTIONAL_KEYS = {"order", "testable", "note"}
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One sentence that a DDP keeps or breaks, with the sources of the sentence."""
+    """One sentence that a DDP must keep, with its sources."""
 
     id: str
     chapter: str
@@ -112,22 +111,6 @@ class Catalogue:
         """Return the testable requirements that no scenario tests."""
         covered = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
         return tuple(requirement for requirement in self if requirement.testable and requirement.id not in covered)
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean ...?` with the known names close to `name`, or a list of known names if none is close."""
-    names = sorted(known)
-    by_plain = {_plain(candidate): candidate for candidate in names}
-    near = [by_plain[match] for match in difflib.get_close_matches(_plain(name), by_plain, n=3)]
-    if near:
-        return f"; did you mean {', '.join(near)}?"
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"; known: {shown or 'none'}"
-
-
-def _plain(name: str) -> str:
-    """Return `name` without what people leave out in ids: GRAD-01, grad-01 and GRAD-1 are one name."""
-    return re.sub(r"-0+(?=[0-9])", "-", name.lower())
 
 
 @cache
@@ -203,7 +186,7 @@ def _requirement(where: str, entry: Any, chapter: str, prefix: str) -> Requireme
 
 
 def _checked(where: str, entry: Any, keys: Mapping[str, type]) -> dict[str, Any]:
-    """Return `entry` if it is a table with exactly these keys (optional ones may be missing) of these types."""
+    """Return `entry` if it is a table with exactly these keys, some of them optional, of these types."""
     if not isinstance(entry, dict):
         raise SpecificationError(f"{where}: expected a table, got {type(entry).__name__}")
     if unknown := sorted(set(entry) - set(keys)):

@@ -1,4 +1,4 @@
-"""What scenarios cost, and the cheapest of them."""
+"""The cost of scenarios, and the cheapest of them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from conformance.scenario import Scenario
 
 
 def work(scenario: Scenario) -> int:
-    """Return about how much a scenario has to do, in forward passes over all ranks, plus a share for starting it."""
+    """Return an estimate of a scenario's cost, in forward passes over all ranks, including its start."""
     passes = sum(step.local_backwards + step.synchronised for step in scenario.schedule)
     return scenario.world_size * (2 + passes)
 
 
 def cheapest_first(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
-    """Return `scenarios` by ascending cost; those of a single rank, which can tell little, come last."""
+    """Return `scenarios` by ascending cost; scenarios of a single rank, which detect little, are last."""
     return tuple(sorted(scenarios, key=lambda scenario: (scenario.world_size == 1, work(scenario))))
 
 
 def one_per_requirement(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
-    """Return for each requirement the cheapest scenario that gives evidence for it, in the order of `scenarios`.
+    """Return for each requirement the cheapest scenario that tests it, in the order of `scenarios`.
 
-    A scenario whose id names the requirement comes before one that only counts for it too; of equally cheap ones the
-    first is taken, so that the choice changes with the suite alone.
+    A scenario whose id names the requirement is preferred; of equally cheap scenarios the first is chosen.
     """
     scenarios = tuple(scenarios)
     chosen: dict[str, Scenario] = {}

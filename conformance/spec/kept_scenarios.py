@@ -1,7 +1,7 @@
-"""Keeps the suite's scenarios beside its bytecode: making them takes seconds, and imports torch and every chapter.
+"""Caches the suite's scenarios beside its bytecode: making them takes seconds, and imports torch and every chapter.
 
-They are values that nothing but the suite's own files decides, and versions of Python and torch. A file that is older,
-torn or of another release is made anew; where Python may write no bytecode, nothing is kept.
+They depend on the suite's own files, Python and torch alone. A file that is older, torn or of another release is
+rewritten; where Python may write no bytecode, nothing is cached.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.codec import encode
 from conformance.scenario import Fault, Scenario, Step
 
 _SUITE = Path(__file__).parent.parent
 
 
 def kept_scenarios(make: Callable[[], tuple[Scenario, ...]], suite: Path = _SUITE) -> tuple[Scenario, ...]:
-    """Return what `make` returns, from the file in which an earlier call has kept it if no file of `suite` is newer."""
+    """Return `make()`, from the file of an earlier call if no file of `suite` has changed."""
     file = Path(importlib.util.cache_from_source(str(suite / "scenarios.py"))).with_suffix(".kept")
     made_of = fingerprint(suite)
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):  # what marshal raises for a torn file
@@ -34,12 +33,12 @@ def kept_scenarios(make: Callable[[], tuple[Scenario, ...]], suite: Path = _SUIT
     scenarios = make()
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):
-            _write(file, marshal.dumps((made_of, [encode(scenario) for scenario in scenarios])))
+            _write(file, marshal.dumps((made_of, [scenario.to_json() for scenario in scenarios])))
     return scenarios
 
 
 def fingerprint(suite: Path = _SUITE) -> str:
-    """Return a digest of names, sizes and times of all files that decide what the scenarios are, and of versions."""
+    """Return a digest of versions and of names, sizes and times of all files on which scenarios depend."""
     digest = hashlib.sha256(f"{sys.version} {importlib.metadata.version('torch')}".encode())
     for path, status in sorted(_sources(suite)):
         digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -57,13 +56,14 @@ def _sources(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_resu
 
 def _scenario(fields: dict[str, Any]) -> Scenario:
     """Return the scenario without the checks of `Scenario.from_json`: this module wrote the fields itself."""
+    del fields["schema_version"]
     steps = tuple(Step(**step) for step in fields["schedule"])
     faults = tuple(Fault(**fault) for fault in fields["faults"])
     return Scenario(**{**fields, "schedule": steps, "faults": faults})
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Write it so that whoever reads meanwhile finds the old file or the new one."""
+    """Replace the file atomically."""
     file.parent.mkdir(exist_ok=True)
     own = file.with_suffix(f".{os.getpid()}")
     own.write_bytes(data)

@@ -1,32 +1,31 @@
-"""Profiles: the scenarios that a DDP must pass to conform at a level."""
+"""Profiles: the scenarios that a DDP must pass at a level."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from conformance.errors import SpecificationError
+from conformance.errors import SpecificationError, hint
 from conformance.scenario import Scenario
-from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.catalogue import LEVELS, Catalogue
 from conformance.spec.quick import QUICK, load_kills, quick
 
 
 def levels_of(profile: str) -> tuple[str, ...]:
-    """Return the levels of the requirements that a profile holds.
+    """Return the levels of a profile's requirements; raises `SpecificationError` for an unknown profile.
 
-    Profile full includes core. The others hold their own level alone: compiled, parallel and gpu, because many users of
-    a DDP do not need them, and backend, because it has no DDP. Raises `SpecificationError` for an unknown profile.
+    Profile full includes core; every other profile is its own level.
     """
     if profile not in LEVELS:
         raise SpecificationError(f"unknown profile {profile!r}{hint(profile, (*LEVELS, QUICK))}")
     return ("core", "full") if profile == "full" else (profile,)
 
 
-#: The level of requirements that no DDP keeps or breaks, because they are about the backend below it.
+#: The level of requirements about backends.
 WITHOUT_DDP = "backend"
 
 
 def about_ddps(scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
-    """Return the scenarios that judge a DDP, in their order: what is meant where nothing is selected."""
+    """Return the scenarios that judge a DDP, in their order: the default selection."""
     return tuple(one for one in scenarios if catalogue.requirement(one.id.split("/")[1]).level != WITHOUT_DDP)
 
 

@@ -1,12 +1,12 @@
 """Profile quick: few scenarios that kill the mutants which profile full kills, for a run at every push.
 
-A mutant is a DDP or backend that is wrong on purpose. `kills.toml` beside this module says which scenarios of a profile
-are known to kill it, and how many seconds of a processor each takes the ranks of a DDP or backend that is right:
+A mutant is a DDP or backend with a deliberate bug. `kills.toml` beside this module lists the scenarios of a profile
+that kill it, with the processor seconds of the ranks of a correct DDP or backend:
 
     [full.NoDivision]
     "gradients/GRAD-01/mlp-world2" = 0.052
 
-A mutant without any has not been run since then. `ddp-conformance mutants --kills FILE` writes the file.
+`ddp-conformance mutants --kills FILE` writes the file.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ PATH = Path(__file__).with_name("kills.toml")
 #: By the mutant's name, then by the scenario's id: the processor's seconds.
 Kills = Mapping[str, Mapping[str, float]]
 
-#: What a scenario takes besides its ranks' work: to fork ranks, to compute the truth, to judge.
+#: The overhead of a scenario: to fork ranks, to compute the truth, to judge.
 _FIXED_S = 0.15
-
-
-#: The profiles of which `kills.toml` says what kills: mutants of DDPs, and those of backends.
+#: The profiles in `kills.toml`: mutants of DDPs, and of backends.
 PROFILES = ("full", "backend")
 
 
 def load_kills(profile: str = "full") -> Kills:
-    """Return which scenarios of one of `PROFILES` are known to kill which mutant."""
+    """Return the scenarios of one of `PROFILES` that kill each mutant."""
     return _stored().get(profile, {})
 
 
 def load_all_kills() -> Kills:
-    """Return which scenarios of any profile are known to kill which mutant."""
+    """Return the scenarios of any profile that kill each mutant."""
     return {name: of_one for profile in PROFILES for name, of_one in load_kills(profile).items()}
 
 
@@ -50,10 +48,9 @@ def _stored() -> Mapping[str, Kills]:
 
 
 def quick(scenarios: Iterable[Scenario], catalogue: Catalogue, kills: Kills) -> tuple[Scenario, ...]:
-    """Return those of `scenarios` that profile quick holds, in their order.
+    """Return the scenarios of profile quick among `scenarios`, in their order.
 
-    They kill every mutant that any of `scenarios` is known to kill, and give evidence for every requirement of level
-    core.
+    They kill every mutant that any of `scenarios` kills, and test every requirement of level core.
     """
     scenarios = tuple(scenarios)
     chosen = cover(known_kills(scenarios, kills))
@@ -67,19 +64,19 @@ def quick(scenarios: Iterable[Scenario], catalogue: Catalogue, kills: Kills) -> 
 
 
 def known_kills(scenarios: Iterable[Scenario], kills: Kills) -> Kills:
-    """Return those of `kills` that any of `scenarios` is known to do."""
+    """Return the kills of `scenarios`."""
     ids = {scenario.id for scenario in scenarios}
     return {name: {id_: cpu_s for id_, cpu_s in of_one.items() if id_ in ids} for name, of_one in kills.items()}
 
 
 def num_killed(scenarios: Iterable[Scenario], kills: Kills) -> int:
-    """Return how many mutants `scenarios` are known to kill."""
+    """Return how many mutants `scenarios` kill."""
     ids = {scenario.id for scenario in scenarios}
     return sum(not ids.isdisjoint(of_one) for of_one in kills.values())
 
 
 def sentence(scenarios: Collection[Scenario], kills: Kills) -> str:
-    """Return what profile quick, which holds `scenarios`, is worth."""
+    """Return a sentence about profile quick, which has these scenarios."""
     return (
         f"Profile quick: {len(scenarios)} scenarios of levels core and full; they are known to kill"
         f" {num_killed(scenarios, kills)} of the {len(kills)} mutants that profile full is to kill. What every DDP owes"
@@ -88,16 +85,17 @@ def sentence(scenarios: Collection[Scenario], kills: Kills) -> str:
 
 
 def cover(kills: Kills) -> set[str]:
-    """Return scenarios that kill every mutant which any kills: always the one that costs least for each further kill.
+    """Return scenarios that kill every killed mutant, by repeated choice of the lowest cost for each further kill.
 
-    Then those go without which the others kill as much, the dearest first.
+    Then redundant scenarios are removed, the most expensive first.
     """
     costs = {id_: _FIXED_S + cpu_s for of_one in kills.values() for id_, cpu_s in of_one.items()}
     killed_by = {id_: {name for name, of_one in kills.items() if id_ in of_one} for id_ in costs}
     left = {name for name, of_one in kills.items() if of_one}
     chosen: set[str] = set()
     while left:
-        best = min(_that_kill(left, killed_by), key=lambda id_: (costs[id_] / len(killed_by[id_] & left), id_))
+        killing = [id_ for id_, names in killed_by.items() if names & left]
+        best = min(killing, key=lambda id_: (costs[id_] / len(killed_by[id_] & left), id_))
         chosen.add(best)
         left -= killed_by[best]
     for id_ in sorted(chosen, key=lambda one: (-costs[one], one)):
@@ -107,19 +105,11 @@ def cover(kills: Kills) -> set[str]:
     return chosen
 
 
-def _that_kill(mutants: set[str], killed_by: Mapping[str, set[str]]) -> Iterable[str]:
-    return (id_ for id_, names in killed_by.items() if names & mutants)
-
-
 def written(kills: Mapping[str, Kills]) -> str:
     """Return the text of `kills.toml`, by profile."""
-    head = "# Written by `ddp-conformance mutants --kills`; conformance/spec/quick.py says what for.\n"
-    return head + "".join(
-        f"\n[{profile}.{name}]\n{_lines(of_one)}"
-        for profile, of_profile in kills.items()
-        for name, of_one in of_profile.items()
-    )
-
-
-def _lines(of_one: Mapping[str, float]) -> str:
-    return "".join(f'"{id_}" = {cpu_s:.3f}\n' for id_, cpu_s in sorted(of_one.items()))
+    text = "# Written by `ddp-conformance mutants --kills`; conformance/spec/quick.py says what for.\n"
+    for profile, of_profile in kills.items():
+        for name, of_one in of_profile.items():
+            lines = (f'"{id_}" = {cpu_s:.3f}\n' for id_, cpu_s in sorted(of_one.items()))
+            text += f"\n[{profile}.{name}]\n" + "".join(lines)
+    return text

@@ -1,4 +1,4 @@
-"""Which of our requirements ask for what upstream's shared tests of c10d backends do, and what its flags mean here."""
+"""Maps upstream's shared tests of c10d backends to our requirements, and their flags to our capabilities."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import MappingProxyType
 
 PATH = Path(__file__).with_suffix(".toml")
 
-#: What upstream's tests ask of every backend, whatever its flags; here a backend declares it.
+#: The capabilities that upstream's tests require of every backend; here a backend declares them.
 ASKED_OF_ALL = frozenset(
     {
         "all_gather_into_tensor", "all_to_all", "avg", "coalesced", "gather_scatter", "product", "reduce",
         "reduce_scatter", "send_recv",
     }
 )  # fmt: skip
-#: Flags of upstream's `BackendConfig`, and what to declare here where they are true. What nothing follows from is not
-#: judged here: graphs of CUDA, timing and sequence numbers of Works. A dropped Work (WORK-13) is owed by all.
+#: Flags of upstream's `BackendConfig` -> capabilities to declare. None for what is asked of every backend (dropped
+#: Works, WORK-13; the status of Works, WORK-22), and for what is not judged here.
 FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "supports_bitwise_reductions": frozenset({"bitwise"}),
@@ -31,17 +31,16 @@ FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
         "supports_work_sequence_number": frozenset(),
     }
 )
-#: Fields that list dtypes; each of these is a capability of its own here, and those of 8 bits together are `float8`.
+#: Fields that list dtypes; each dtype is a capability here, all of 8 bits together `float8`.
 DTYPES = ("dtypes", "float8_dtypes", "complex_dtypes")
 _DECLARED_DTYPES = frozenset({"float16", "bfloat16", "bool", "int8", "uint8", "int16", "complex64", "complex128"})
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTest:
-    """A test of upstream's, such as `test_c10d_p2p::test_send_recv`, and the requirements that ask for what it does.
+    """A test of upstream's, such as `test_c10d_p2p::test_send_recv`, and our requirements of the same behaviour.
 
-    `flag` is the field of `BackendConfig` without which it, or a part of it, is skipped; `missing` is what no
-    requirement asks for.
+    It, or a part of it, needs the `flag` of `BackendConfig`; no requirement covers `missing`.
     """
 
     name: str
@@ -58,10 +57,9 @@ def upstream_tests() -> tuple[UpstreamTest, ...]:
 
 
 def declared_by(config: object) -> frozenset[str]:
-    """Return the capabilities to declare of a backend for which upstream's tests have this `BackendConfig`.
+    """Return the capabilities of a backend with upstream's `BackendConfig`, or any object with some of its fields.
 
-    Any object with some of its fields will do; dtypes may be torch's or names. Upstream knows nothing of tags, any
-    source, timeouts and the like: those are to be added by hand.
+    Dtypes may be torch's or names. Add capabilities that upstream lacks, such as tags and timeouts, by hand.
     """
     found = set(ASKED_OF_ALL)
     for flag, capabilities in FLAGS.items():

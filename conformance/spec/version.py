@@ -7,7 +7,7 @@ A version lies in `versions/NAME.toml`, which `python -m workshop freeze NAME` w
     [requirements]
     GRAD-01 = "9f2c44b01ad3"       # the digest of the sentence
 
-What has changed since a released version stands in `errata.toml`, with the reason:
+`errata.toml` has the changes since a released version, with the reason:
 
     [[erratum]]
     version = "1.0"
@@ -46,11 +46,7 @@ class Version:
     digests: Mapping[str, str]
 
     def scenarios(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
-        """Return the scenarios of this version, in their order.
-
-        A scenario that also judges by a requirement of a later version is none of them: its verdict would be the
-        later version's.
-        """
+        """Return the scenarios of this version, in their order, without those that test a later requirement, too."""
         return tuple(one for one in scenarios if all(name in self.digests for name in one.requirements))
 
 
@@ -74,17 +70,17 @@ class Changes:
 
     @property
     def by_kind(self) -> Mapping[str, tuple[str, ...]]:
-        """What errata must explain, by the kind of erratum; a later version may always add."""
+        """The changes that errata must explain, by the kind of erratum."""
         return {"reworded": self.reworded, "removed": self.removed}
 
 
 def digest_of(statement: str) -> str:
-    """Return the digest of a requirement's sentence; how its lines break does not count."""
+    """Return the digest of a requirement's sentence without its line breaks."""
     return hashlib.sha256(" ".join(statement.split()).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def freeze(name: str, catalogue: Catalogue) -> Version:
-    """Return the draft of a version that holds what `catalogue` holds."""
+    """Return the draft of a version with all requirements of `catalogue`."""
     return Version(name, "", {one.id: digest_of(one.statement) for one in catalogue})
 
 
@@ -157,7 +153,7 @@ def changes_since(version: Version, catalogue: Catalogue) -> Changes:
 def unexplained(version: Version, catalogue: Catalogue, errata: Iterable[Erratum]) -> tuple[str, ...]:
     """Return a sentence for each requirement of `version` that changed without an erratum.
 
-    Sentences of a draft may still change; an id that others have read must not vanish even from a draft.
+    Sentences of a draft may change, but its ids must stay.
     """
     explained = {(one.id, one.kind) for one in errata if one.version == version.name}
     return tuple(

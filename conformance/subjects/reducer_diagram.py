@@ -6,9 +6,9 @@ from enum import Enum
 
 
 def reducer_diagram() -> str:
-    """Return the rules by which an iteration goes on as a Mermaid diagram of the places that it can be at.
+    """Return the transitions of an iteration's state as a Mermaid diagram.
 
-    Events that lead from one place to another, and ask for the same actions, share an arrow.
+    Events with the same states before and after, and the same actions, share an arrow.
     """
     from ddp_impl.reducer.iteration import TRANSITIONS, Progress, Run
 

@@ -16,68 +16,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conformance import plugins
-from conformance.errors import SubjectError
+from conformance.errors import SubjectError, hint
 
 if TYPE_CHECKING:  # commands that print a finished report need no torch
     from torch import nn
 
 #: What a subject may declare, and scenarios may list under `needs`, beyond what every DDP must do.
-CAPABILITIES = frozenset(
-    {
-        "auto_buckets",
-        "bucket_cap_mb",
-        "bucket_cap_mb_list",
-        "cast_forward_inputs",
-        "comm_hook",
-        "delay_all_reduce",
-        "device_mesh",
-        "find_unused_parameters",
-        "full_precision_modules",
-        "gradient_as_bucket_view",
-        "ignored_parameters",
-        "init_sync",
-        "join",
-        "lazy_bucket_allocation",
-        "logging_data",
-        "manual_finalization",
-        "mixed_precision",
-        "no_sync",
-        "optimizer_in_backward",
-        "pickling",
-        "replicated_parameters",
-        "skip_all_reduce_unused_params",
-        "sparse_gradients",
-        "static_graph",
-        "update_process_group",
-    }
-)
+CAPABILITIES = frozenset({
+    "auto_buckets", "bucket_cap_mb", "bucket_cap_mb_list", "cast_forward_inputs", "comm_hook", "delay_all_reduce",
+    "device_mesh", "find_unused_parameters", "full_precision_modules", "gradient_as_bucket_view",
+    "ignored_parameters", "init_sync", "join", "lazy_bucket_allocation", "logging_data", "manual_finalization",
+    "mixed_precision", "no_sync", "optimizer_in_backward", "pickling", "replicated_parameters",
+    "skip_all_reduce_unused_params", "sparse_gradients", "static_graph", "update_process_group",
+})  # fmt: skip
 
 
-#: Options without which a DDP may do, and torch's default of each: a scenario that passes another value of one that the
-#: subject's signature lacks is UNSUPPORTED.
+#: Optional options of a DDP with torch's defaults: a scenario that passes another value is UNSUPPORTED if the subject's
+#: signature lacks the option.
 DEFAULTS: Mapping[str, Any] = {
-    "batched_grad_copy": False,
-    "broadcast_buffers": None,
-    "bucket_cap_mb": None,
-    "bucket_cap_mb_list": None,
-    "check_reduction": False,
-    "delay_all_reduce_named_params": None,
-    "device_ids": None,
-    "device_mesh": None,
-    "find_unused_parameters": False,
-    "forward_sync_buffers": None,
-    "gradient_as_bucket_view": False,
-    "init_sync": True,
-    "lazy_bucket_allocation": False,
-    "mixed_precision": None,
-    "output_device": None,
-    "param_to_hook_all_reduce": None,
-    "skip_all_reduce_unused_params": False,
-    "static_graph": False,
-}
+    "batched_grad_copy": False, "broadcast_buffers": None, "bucket_cap_mb": None, "bucket_cap_mb_list": None,
+    "check_reduction": False, "delay_all_reduce_named_params": None, "device_ids": None, "device_mesh": None,
+    "find_unused_parameters": False, "forward_sync_buffers": None, "gradient_as_bucket_view": False,
+    "init_sync": True, "lazy_bucket_allocation": False, "mixed_precision": None, "output_device": None,
+    "param_to_hook_all_reduce": None, "skip_all_reduce_unused_params": False, "static_graph": False,
+}  # fmt: skip
 
 
-#: Methods and class attributes of a DDP that come with a capability, and which one that is.
+#: Methods and class attributes of a DDP -> the capability that they belong to.
 METHODS = {
     "_get_ddp_logging_data": "logging_data",
     "_register_buffer_comm_hook": "comm_hook",
@@ -98,8 +63,8 @@ METHODS = {
 class Subject:
     """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to support.
 
-    By default a subject claims every capability: a false claim shows as a FAIL, whereas a missing one would hide it.
-    `source` is the text that a user typed for it, if that is not `name`: by it the subject is found again.
+    By default a subject claims every capability: a false claim shows as a FAIL, a missing claim would hide it. `source`
+    is the text that a user typed for it, if that is not `name`.
     """
 
     name: str
@@ -108,15 +73,13 @@ class Subject:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `SubjectError` for a capability that there is not: it would hide what a scenario needs."""
+        """Raise `SubjectError` for an unknown capability, which would hide a capability that a scenario needs."""
         for unknown in sorted(self.capabilities - CAPABILITIES):
-            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(sorted(CAPABILITIES))}"
-            raise SubjectError(f"DDP {self.name!r}: unknown capability {unknown!r}; {hint}")
+            raise SubjectError(f"DDP {self.name!r}: unknown capability {unknown!r}{hint(unknown, CAPABILITIES)}")
 
     @property
     def typed(self) -> str:
-        """What `--ddp` takes to name this subject; nothing for one that is no DDP."""
+        """The argument of `--ddp` for this subject; empty if it is no DDP."""
         return self.source or (self.name if self.is_ddp else "")
 
     @property
@@ -125,7 +88,7 @@ class Subject:
         return bool(self.target)
 
 
-#: The subject of ranks whose program wraps nothing and that nobody judges: they compute the truth.
+#: The subject of ranks that compute the truth, whose program wraps nothing.
 NO_DDP = Subject("none", "", frozenset())
 
 
@@ -136,8 +99,8 @@ def by_itself(backend: str) -> Subject:
 
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
-    # torch's mixed precision has no such settings; its configuration lists them as future work. torch has no view of
-    # parameters as replicated tensors: it was proposed and dropped. torch's bucket caps are numbers only.
+    # torch's mixed precision lists its two missing settings as future work. A view of parameters as replicated tensors
+    # was proposed for torch and dropped. torch's bucket caps are numbers only.
     "torch": Subject(
         "torch",
         "torch.nn.parallel:DistributedDataParallel",
@@ -149,8 +112,7 @@ KNOWN = {
 def get_subject(text: str) -> Subject:
     """Return the subject called `text`, and import it in this process. The controller calls `find_subject` instead.
 
-    `text` is as for `named`. An entry point and `module:attr` may also name a `Subject`, which states its name and its
-    capabilities.
+    `text` is as for `named`. An entry point and `module:attr` may also name a `Subject`.
 
     Raises:
         SubjectError: `text` is no name of that form; also as `load` raises it.
@@ -164,7 +126,7 @@ def get_subject(text: str) -> Subject:
 
 
 def named(text: str) -> Subject:
-    """Return the subject that `text` names, without importing anything; it claims every capability unless it is known.
+    """Return the subject that `text` names, without an import; it claims every capability unless it is of `KNOWN`.
 
     `text` is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or
     `module:Class`.
@@ -176,16 +138,17 @@ def named(text: str) -> Subject:
     known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
     if text in known:
         return known[text]
-    if target := _installed_target(text) or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
+    target = plugins.target_of(plugins.SUBJECTS, text, SubjectError)
+    if target := target or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
         return Subject(text, target)
     names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
     near = difflib.get_close_matches(text, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
-    raise SubjectError(f"unknown DDP {text!r}; {_as_module(text) or hint}")
+    advice = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
+    raise SubjectError(f"unknown DDP {text!r}; {_as_module(text) or advice}")
 
 
 def _as_module(text: str) -> str:
-    """Return how to write what was written as a file's path, or without a class; nothing if it was neither."""
+    """Return advice for a `text` that is a file's path or lacks the class; empty for other texts."""
     path, _, name = text.partition(":")
     module = path.removesuffix(".py").strip("./").replace("/", ".")
     if re.fullmatch(r"\w+(\.\w+)*", module) is None or (path == module and ":" not in text):
@@ -207,7 +170,7 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
 
 
 def capabilities_of(options: Mapping[str, Any]) -> frozenset[str]:
-    """Return the capabilities that these options of a DDP ask for; an option at its default asks for none."""
+    """Return the capabilities that these options of a DDP need; an option at its default needs none."""
     asked = {name for name, value in options.items() if not _is_default(name, value)}
     if options.get("bucket_cap_mb") == "auto":
         asked = asked - {"bucket_cap_mb"} | {"auto_buckets"}
@@ -215,9 +178,9 @@ def capabilities_of(options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def given_options(subject: Callable[..., nn.Module], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `options` that `subject` is called with: its signature names them, or they are not at a default.
+    """Return the `options` in the signature of `subject`, and others that are not at their defaults.
 
-    A DDP that has no such option need not refuse what it does anyway, with `**kwargs` neither.
+    So a DDP without an option need not accept its default, not even by `**kwargs`.
     """
     named = _parameters(subject)
     if named is None:
@@ -226,10 +189,10 @@ def given_options(subject: Callable[..., nn.Module], options: Mapping[str, Any])
 
 
 def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `options` that torch or `ddp_impl` knows and that the signature of `subject` does not take.
+    """Return the `options` that torch or `ddp_impl` has and the signature of `subject` lacks.
 
-    A subject with `**kwargs`, or whose signature Python cannot tell, takes all. A name that no DDP has is a mistake:
-    requirements say what must come of it. Every subject must take `process_group`.
+    A subject with `**kwargs`, or without a signature in Python, lacks none. Requirements are about names that no DDP
+    has. Every subject must take `process_group`.
     """
     named = _parameters(subject)
     if named is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
@@ -238,7 +201,7 @@ def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -
 
 
 def takes(subject: Subject, option: str) -> bool:
-    """Whether the subject has `option`, one that torch or `ddp_impl` knows: its signature does, and it says no other.
+    """Whether the subject's signature has `option`, of torch or `ddp_impl`, and it does not deny the capability.
 
     Raises as `load` does.
     """
@@ -247,33 +210,21 @@ def takes(subject: Subject, option: str) -> bool:
 
 
 def swallows(subject: Subject, option: str) -> bool:
-    """Whether the subject takes `option`, one that torch or `ddp_impl` knows, as it takes any other: by `**kwargs`.
-
-    Raises as `load` does.
-    """
+    """Whether the subject takes `option`, of torch or `ddp_impl`, only by `**kwargs`; raises as `load` does."""
     named = _parameters(load(subject)) or {}
     return option in DEFAULTS and option not in named and any(one.kind is one.VAR_KEYWORD for one in named.values())
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Whether an option asks for what torch's DDP does without it."""
+    """Whether an option has torch's default."""
     return name in DEFAULTS and value is DEFAULTS[name]
 
 
 def _parameters(subject: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a call; None if Python cannot tell."""
     try:
         return inspect.signature(subject).parameters
     except (TypeError, ValueError):
         return None
-
-
-def _installed_target(name: str) -> str:
-    """Return `module:attr` of the installed DDP of that name; empty if there is none."""
-    found = plugins.named(plugins.SUBJECTS, name)
-    if len(found) > 1:
-        raise SubjectError(plugins.disagreement(found))
-    return found[0].target if found else ""
 
 
 def _attribute(subject: Subject) -> object:
@@ -288,7 +239,7 @@ def _attribute(subject: Subject) -> object:
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{hint}")
+            advice = f"; did you mean {near[0]}?" if near else ""
+            raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{advice}")
         found = getattr(found, part)
     return found

@@ -1,10 +1,9 @@
 """Checks that a scenario leaves a rank's global state unchanged, so that the next scenario runs as on a fresh rank.
 
-The rank records the process-wide state that a DDP or a program can change before a scenario and compares it afterwards.
-A difference is a FAIL of the subject, and the controller replaces the pool: it does not restore state, because a
-subject that leaks one thing may have leaked others. What a process may keep once (`KEPT_ONCE`) costs no pool, and is a
-FAIL only if ranks that have it leave more when they run the scenario again. Random state is not compared, because every
-scenario sets its seed.
+The rank records the process-wide state before a scenario and compares it afterwards. A difference is a FAIL of the
+subject, and the controller replaces the pool without restoring state, because a subject that leaks one thing may have
+leaked others. What a process may keep once (`KEPT_ONCE`) costs no pool, and is a FAIL only if ranks leave more when
+they run the scenario again. Random state is not compared, because every scenario sets its seed.
 """
 
 from __future__ import annotations
@@ -44,37 +43,37 @@ from conformance.waiting.kept_waiting import own_seconds
 #: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]
 
-#: Those that a program may handle; STACK_SIGNAL is the harness's own.
+#: The signals that a program may handle.
 _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SIGKILL, signal.SIGSTOP))
 #: Zero as soon as some code has made the processor flush subnormal numbers.
 _SUBNORMAL = 5e-324
-#: Their sum and differences round to the former, unless some code has made the processor round in a direction.
+#: Their sum and differences round to `_ONE`, unless some code has set a rounding direction.
 _ONE, _LITTLE = 1.0, 1e-30
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_DISPATCH_KEYS = (torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set)
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-#: Settings of Python's that `sys` has a function to read.
+#: Functions of `sys` that read settings.
 _OF_PYTHON = (
     "getdlopenflags", "getprofile", "getswitchinterval", "gettrace", "get_asyncgen_hooks",
     "get_coroutine_origin_tracking_depth", "get_int_max_str_digits",
 )  # fmt: skip
-#: Functions of `sys` that Python calls and that anybody may replace.
+#: Replaceable functions of `sys` that Python calls.
 _HOOKS = ("breakpointhook", "displayhook", "excepthook", "unraisablehook")
-#: Flags of torch that say nothing of how it computes, that cannot be read before it has looked for GPUs, or that torch
-#: sets by itself: the first attention on a CUDA device sets the order of kernels.
+#: Flags of torch that do not affect results, that need an initialised GPU to be read, or that torch sets itself: the
+#: first attention on a CUDA device sets the order of kernels.
 _NO_FLAGS = ("thread_name", "blas_preferred_backend", "linalg_preferred_backend", "sdp_priority_order")
-#: What is said of a flag that torch does not tell, before the reason.
+#: The value of a flag that torch refuses to read, before the reason.
 _NO_VALUE = "no value:"
-#: These may end, or take another name, by themselves at any time: only new ones count.
+#: These may end or change by themselves: only new ones count.
 _LIVING = ("thread", PROCESSES, "open file")
-#: How long threads may take to end and to close files, where they get a processor; those that never do cost as much,
-#: and then their ranks.
+#: How long threads may take to end and to close files, while they have a processor.
 _THREADS_END_S = 0.5
 
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators (all devices), the same on every rank."""
     random.seed(seed)
-    # Where there is no accelerator, torch.manual_seed notes for each kind of it, with a stack, that it is to be seeded.
+    # Without an accelerator, torch.manual_seed keeps a stack for each kind of device that it must seed later.
     (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
@@ -109,7 +108,7 @@ def surroundings() -> Surroundings:
         "autocast nesting": _autocast_nesting(),
         "optimizer hooks": [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)],
         "torch flag": {name: _read(get) for name, get in _flags().items()} | _of_conversion(),
-        "dispatch keys": [torch._C._dispatch_tls_local_include_set().raw_repr(), _excluded_keys()],
+        "dispatch keys": [keys().raw_repr() for keys in _DISPATCH_KEYS],
         "settings of torch": {config.__name__: config.get_hash() for config in _configs()},
         "replaced kernels": _replaced_kernels(len(torch.library._impls)),
         "default process group": _default_group(),
@@ -136,7 +135,7 @@ def _of_python() -> dict[str, str]:
     numpy = sys.modules.get("numpy")
     return {
         **{name: str(getattr(sys, name)()) for name in _OF_PYTHON},
-        # By their names: torch makes another function of one name whenever the default group is initialised.
+        # By name: torch makes a new function of one name whenever the default group is initialised.
         **{name: getattr(getattr(sys, name), "__qualname__", "nameless") for name in _HOOKS},
         "garbage collector": f"{gc.isenabled()}, {gc.get_threshold()}, {gc.get_debug()}, {len(gc.callbacks)} callbacks",
         "logging": str([logging.root.level, logging.root.handlers, logging.root.manager.disable]),
@@ -160,10 +159,7 @@ def _configs() -> tuple[ConfigModule, ...]:
 
 @cache
 def _flags() -> Mapping[str, Callable[[], object]]:
-    """Return a function that reads it for every flag that this torch has a function to set.
-
-    torch has dozens of them, others in every version. Those that it calls deprecated have a successor among them.
-    """
+    """Return the getter of every flag that the installed torch can set; deprecated flags have successors among them."""
     found: dict[str, Callable[[], object]] = {
         f"autocast_dtype of {kind}": partial(torch.get_autocast_dtype, kind) for kind in ("cpu", _accelerator())
     }
@@ -202,15 +198,11 @@ def _can_be_read(get: Callable[[], object]) -> bool:
 
 
 def _read(get: Callable[[], object]) -> str:
-    """Return the flag's value, or that it has none: torch refuses to read what was set in both of two ways."""
+    """Return the flag's value, or why torch refuses to read it, as it does if a flag was set in both of two ways."""
     try:
         return str(get())
     except Exception as error:
         return f"{_NO_VALUE} {error}"
-
-
-def _excluded_keys() -> int:
-    return torch._C._dispatch_tls_local_exclude_set().raw_repr()
 
 
 def _file(number: int) -> tuple[int, int] | None:
@@ -222,10 +214,7 @@ def _file(number: int) -> tuple[int, int] | None:
 
 
 def _files() -> dict[str, str]:
-    """Return the numbers of all files that are open.
-
-    Pipes, sockets, devices and shared memory are the backend's, and come and go with its groups.
-    """
+    """Return the descriptors of all open regular files; pipes, sockets, devices and shared memory are the backend's."""
     found = {}
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):  # that of the folder itself
@@ -244,7 +233,7 @@ def _shared_memory() -> int | None:
 
 
 def _default_group() -> list[object]:
-    """Return which group that is, and what was set on it: every scenario and every DDP of a rank uses it."""
+    """Return the identity and the attributes of the default group."""
     group = dist.distributed_c10d._world.default_pg
     return [id(group), sorted(vars(group)) if hasattr(group, "__dict__") else []]
 
@@ -256,7 +245,7 @@ def _autocast_nesting() -> int:
 
 @lru_cache(maxsize=1)
 def _replaced_kernels(_: int) -> tuple[str, ...]:
-    """Return the operators of torch that compute with a kernel of somebody else's; their number says if that is new."""
+    """Return the operators of torch with a replaced kernel; the argument, their number, invalidates the cache."""
     return tuple(name for name in torch.library._impls if name.startswith("aten/") and not name.endswith("/Meta"))
 
 
@@ -269,23 +258,22 @@ def _working_directory() -> str:
 
 def _children() -> dict[str, str]:
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # asks, and reaps nobody
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # reaps nothing
     except ChildProcessError:
         return {}
     return {str(number): name for number, name in children_of(os.getpid()).items()}
 
 
 def knowing(before: Surroundings, threads: Iterable[threading.Thread]) -> Surroundings:
-    """Return `before` as if these `threads` had been there, so that nobody is blamed for them."""
+    """Return `before` with these `threads`, which are then no traces."""
     known = cast("dict[str, str]", before["thread"])
     return {**before, "thread": {**known, **{str(thread.ident): thread.name for thread in threads}}}
 
 
 def traces(before: Surroundings) -> tuple[tuple[str, ...], Surroundings]:
-    """Return a phrase for everything that is not as it was `before` and stays so, and how everything is now.
+    """Return a phrase for every lasting difference from `before`, and the current state.
 
-    A wrapper in a reference cycle gives back what it owns when the cycle is collected, and a thread that was told to
-    end takes a moment. Where nothing was left this costs nothing more.
+    Differences are compared again after a garbage collection and after a wait for threads that end.
     """
     found = violations(before, now := surroundings())
     if found:
@@ -306,7 +294,7 @@ def _may_end_soon(phrase: str) -> bool:
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
-    """Return a phrase for everything that is not as it was."""
+    """Return a phrase for every difference."""
     found: list[str] = []
     for name, old in before.items():
         new = after[name]

@@ -1,7 +1,7 @@
-"""Watches whether a DDP changes what it has no business with: modes of the process, random states, the module it wraps.
+"""Watches whether a DDP changes modes of the process, random states, or the module that it wraps.
 
 Hygiene compares a rank before and after a scenario; this compares it before and after each construction, forward,
-backward and step, where a change already matters to the training.
+backward and step, where a change affects the training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Interference:
 
     @property
     def found(self) -> tuple[str, ...]:
-        """A phrase for everything that was changed, each once."""
+        """A phrase for each change, once."""
         return tuple(dict.fromkeys(self._found))
 
     def start(self) -> None:
@@ -37,7 +37,7 @@ class Interference:
         self._phase = ""
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Compare modes and random states with those at the start of the phase that ends here."""
+        """Compare modes and random states with the start of the phase that ends."""
         if self._phase in _WATCHED:
             self._compare(self._phase, self._before, _of_phase())
         self._phase = phase
@@ -63,10 +63,10 @@ class Interference:
 
 
 def _of_phase() -> Mapping[str, Any]:
-    """Return what no phase may change. Of torch's random numbers a module may draw some itself, as dropout does."""
+    """Return the state that no phase may change; not torch's random state, from which dropout draws."""
     return {**modes(), **foreign_random_states()}
 
 
 def _seen_of(look: Callable[[nn.Module], Mapping[str, Any]], module: object) -> Mapping[str, Any]:
-    """Return what `look` sees of `module`, nothing of what is none: scenarios pass such things to see them refused."""
+    """Return `look(module)`; nothing if it is no module, as in scenarios whose DDP must refuse it."""
     return look(module) if isinstance(module, nn.Module) else {}

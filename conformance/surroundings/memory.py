@@ -1,8 +1,8 @@
-"""Tells which dictionaries and functions may have changed by the words that they consist of, without touching them.
+"""Detects changes of dictionaries and functions by their words in memory, without touching the objects.
 
-Whoever looks at an object through Python counts a reference in it. In a forked process the kernel then copies its page:
-3,000 functions cost a new rank 13 ms, and their words 1 ms (CPython 3.11). Where an interpreter keeps no version of
-dictionaries, as from CPython 3.14 on, words tell nothing, and `tells_changes` says so.
+Access through Python changes an object's reference count, and in a forked process the kernel then copies its page:
+3,000 functions cost a new rank 13 ms, and their words 1 ms (CPython 3.11). `tells_changes` is false where an
+interpreter keeps no version of dictionaries, as from CPython 3.14 on.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = 8
-#: Nothing lies below; the most that a process can address.
+#: The range of addresses.
 _LOWEST, _HIGHEST = 2**12, 2**56
 
 
 class _Everything:
-    """All memory of this process, as numpy asks for an array's; what is not read need not be there."""
+    """All memory of this process as a numpy array, of which only mapped parts may be read."""
 
     __array_interface__: Mapping[str, Any] = {
         "data": (_LOWEST, True), "shape": ((_HIGHEST - _LOWEST) // _WORD,), "typestr": "<u8", "version": 3,
@@ -34,9 +34,8 @@ class Words:
     """The words of some groups of objects as they were when this was made."""
 
     def __init__(self, groups: Sequence[tuple[Mapping[str, Any], Sequence[FunctionType]]]) -> None:
-        """Note the words of groups of one mapping, a dictionary or a view of it, and some functions."""
         watched = [_watched(mapping, functions) for mapping, functions in groups]
-        # They and what functions refer to live as long as this does: else another object may get the same place.
+        # Keeps the objects alive, so that no other object gets their address.
         self._alive = watched, [_parts(one) for _, functions in groups for one in functions]
         addresses = [[address for value in values for address in _words_of(value)] for values in watched]
         self._places = (np.array(list(itertools.chain.from_iterable(addresses)), dtype=np.int64) - _LOWEST) // _WORD
@@ -44,7 +43,7 @@ class Words:
         self._before = self._read()
 
     def changed(self) -> list[int]:
-        """Return which groups differ from then, by their numbers in ascending order, also where all was put back."""
+        """Return the sorted numbers of groups that changed, even if the change was undone."""
         now = self._read()
         return [] if np.array_equal(now, self._before) else np.unique(self._groups[now != self._before]).tolist()
 
@@ -54,7 +53,7 @@ class Words:
 
 @cache
 def tells_changes() -> bool:
-    """Whether words tell every change here: of a value in a dictionary, and of what a function runs."""
+    """Whether words show every change here: of a value in a dictionary, and of a function's code."""
     if not _CODE or np.intp(0).itemsize != _WORD:
         return False
     values: dict[str, object] = {"one": object(), "other": object()}
@@ -64,11 +63,11 @@ def tells_changes() -> bool:
 
 
 def _dictionary(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a class's `__dict__` is a view of, and a module's itself."""
+    """Return a module's `__dict__`, or the dictionary behind the view of a class."""
     if not isinstance(mapping, MappingProxyType):
         return mapping  # type: ignore[return-value]
     (dictionary,) = gc.get_referents(mapping)
-    return dictionary  # type: ignore[no-any-return]
+    return dictionary
 
 
 def _watched(mapping: Mapping[str, Any], functions: Iterable[FunctionType]) -> list[object]:
@@ -81,7 +80,7 @@ def _parts(function: Any) -> tuple[object, ...]:
 
 
 def _words_of(value: object) -> list[int]:
-    """Return where a dictionary says which it is, in how many words ever, and a function what it runs."""
+    """Return the addresses of a dictionary's words, or of a function's code and defaults."""
     words = range(2, dict.__basicsize__ // _WORD) if isinstance(value, dict) else _CODE
     return [id(value) + word * _WORD for word in words]
 
@@ -89,8 +88,7 @@ def _words_of(value: object) -> list[int]:
 def _where_code_is() -> tuple[int, ...]:
     """Return which words of a function are its code and its defaults; none if they cannot be found."""
 
-    def probe(one: object = object(), *, other: object = object()) -> None:
-        """Have what a function may have."""
+    def probe(one: object = object(), *, other: object = object()) -> None: ...
 
     words = _MEMORY[(id(probe) - _LOWEST) // _WORD :][: FunctionType.__basicsize__ // _WORD].tolist()
     found = tuple(words.index(id(part)) for part in _parts(probe) if id(part) in words)

@@ -1,6 +1,6 @@
-"""What a training can observe besides the values of gradients, parameters and buffers, which DDP has no business with.
+"""What a training can observe besides gradients, parameters and buffers: it must be the same with DDP as without.
 
-Everything here is the same with DDP as without it. Names say where it was seen, values are plain data.
+Names say where a value was observed; values are plain data.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import random
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-#: A module's tables of hooks that a user can see and that change what its calls do.
+#: A module's public tables of hooks that change its calls.
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
@@ -28,9 +29,9 @@ _GLOBAL_HOOKS = tuple(
 )
 
 
-#: The state of NumPy's generator as it lies in memory: 624 words, and how many of them are used up.
+#: The state of NumPy's generator in memory: 624 words, and how many of them are used up.
 _MERSENNE_TWISTER_BYTES = 625 * 4
-#: Where that of Python's lies in its generator, behind what every object has.
+#: Offset and size of the state in Python's generator object.
 _OF_PYTHON = object.__basicsize__, _random.Random.__basicsize__ - object.__basicsize__
 
 
@@ -44,9 +45,9 @@ def of_process() -> dict[str, Any]:
 
 
 def foreign_random_states() -> dict[str, Any]:
-    """Return the random states that torch never draws from, nor a module's forward, unless its user writes it so.
+    """Return the random states from which torch never draws, and a module's forward only if its user wants it.
 
-    Takes about 4 microseconds: both are read where they lie, as Python and NumPy take 7 and 80 to copy theirs.
+    Takes about 4 microseconds, since it reads memory: Python and NumPy take 7 and 80 to copy their states.
     """
     offset, size = _OF_PYTHON
     gauss = random._inst.gauss_next  # type: ignore[attr-defined]
@@ -58,17 +59,14 @@ def foreign_random_states() -> dict[str, Any]:
 
 
 def _of_numpy(generator: Any) -> str:
-    """Return what to show of the state of the generator behind `numpy.random`'s functions.
-
-    A normal number that NumPy keeps for the next call is no part of it.
-    """
+    """Return a digest of the generator's state, without the normal number that NumPy keeps for the next call."""
     if isinstance(generator, np.random.MT19937):
         return _shown(ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES))
     return _shown(repr(generator.state).encode())
 
 
 def modes() -> dict[str, Any]:
-    """Return the process's modes, which decide how what comes next is computed; takes about 15 microseconds."""
+    """Return the process's modes, which affect later computations; takes about 15 microseconds."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
@@ -87,7 +85,7 @@ def modes() -> dict[str, Any]:
 
 
 def _of_accelerator() -> dict[str, Any]:
-    """Return what is current on the accelerator; nothing where there is none, or nobody has used it."""
+    """Return the accelerator's current device and stream; nothing if it was not used."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.get_device_module(accelerator).is_initialized():
         return {}
@@ -98,9 +96,9 @@ def _of_accelerator() -> dict[str, Any]:
 
 
 def of_module(module: nn.Module) -> dict[str, Any]:
-    """Return what a module shows of itself: the mode, type and methods of every part, and how its tensors are kept.
+    """Return the mode, type and replaced methods of every part of a module, and the attributes of its tensors.
 
-    A DDP may add hooks and attributes, which is how it works; what it must leave is in `belongings`.
+    A DDP may add hooks and attributes, but must keep those in `belongings`.
     """
     seen: dict[str, Any] = {"keys of state_dict": list(module.state_dict())}
     for name, part in module.named_modules():
@@ -120,18 +118,17 @@ def of_module(module: nn.Module) -> dict[str, Any]:
 
 
 def belongings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes and hooks of every part and parameter: before a DDP is there, they are the user's.
+    """Return the attributes and hooks of every part and parameter, which are the user's before a DDP wraps the module.
 
-    A public attribute that is a number, a text or a truth value comes with its value, anything else as "there".
+    The value of a public number, text or bool is returned, of anything else "there".
     """
     found: dict[str, Any] = {}
     for name, part in module.named_modules():
         where = name or "the module"
         for attribute, value in vars(part).items():
-            if attribute == "training":  # a mode
-                continue
             plain = isinstance(value, bool | int | float | str) and not attribute.startswith("_")
-            found[f"{where}: attribute {attribute}"] = value if plain else "there"
+            if attribute != "training":  # a mode
+                found[f"{where}: attribute {attribute}"] = value if plain else "there"
         found |= {f"{where}: hook {key} of {table}": "there" for table in _HOOKS for key in vars(part).get(table, ())}
     for name, parameter in module.named_parameters():
         found |= {f"{name}: attribute {attribute}": "there" for attribute in parameter.__dict__}
@@ -140,7 +137,7 @@ def belongings(module: nn.Module) -> dict[str, Any]:
 
 
 def of_output(output: Any) -> dict[str, Any]:
-    """Return what an output shows: the type of every part, in order, and of tensors how they are kept."""
+    """Return the type of every part of an output, in order, and the attributes of its tensors."""
     seen: dict[str, Any] = {}
     for where, part in _parts("output", output):
         seen[f"{where}: type"] = type(part).__qualname__
@@ -150,7 +147,7 @@ def of_output(output: Any) -> dict[str, Any]:
 
 
 def of_input(tensor: Tensor) -> dict[str, Any]:
-    """Return what forward may have done to its input."""
+    """Return the attributes of an input tensor, and its version."""
     return {f"input: {what}": value for what, value in (*_of_tensor(tensor), ("version", tensor._version))}
 
 
@@ -158,7 +155,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
     yield "requires_grad", tensor.requires_grad
     yield "is_leaf", tensor.is_leaf
     yield "dtype", str(tensor.dtype)
-    if is_lazy(tensor):  # it has no shape yet, and says so by an error
+    if is_lazy(tensor):  # it has no shape, and raises
         return
     yield "shape", list(tensor.shape)
     yield "layout", str(tensor.layout)
@@ -167,17 +164,20 @@ def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
         yield "strides", list(tensor.stride())
 
 
-def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(where: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     yield where, value
+    if any(value is each for each in within):
+        return
+    within = (*within, value)
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _parts(f"{where}[{key!r}]", item)
+            yield from _parts(f"{where}[{key!r}]", item, within)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _parts(f"{where}[{index}]", item)
+            yield from _parts(f"{where}[{index}]", item, within)
     elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _parts(f"{where}.{name}", getattr(value, name))
+        for name in filter(partial(hasattr, value), value.__dataclass_fields__):
+            yield from _parts(f"{where}.{name}", getattr(value, name), within)
 
 
 def _shown(state: bytes) -> str:

@@ -21,18 +21,18 @@ def is_stopped(pid: int) -> bool:
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """Return the name of every process that the process `pid` started and nobody has waited for, by its number.
+    """Return the names of the children of process `pid` that it has not waited for, by their numbers.
 
-    Some kernels tell only by every process of the machine, which takes milliseconds, and more on a larger machine.
+    Kernels without a list of children need a search of all processes, which takes milliseconds or more.
     """
-    numbers = _told_children_of(pid)
+    numbers = _listed_children_of(pid)
     folders = processes() if numbers is None else [Path(f"/proc/{number}") for number in numbers]
     stats = {int(folder.name): _stat(folder) for folder in folders}
     return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
 
 
-def _told_children_of(pid: int) -> list[str] | None:
-    """Return the numbers of the children of each thread; None where the kernel has no list of them."""
+def _listed_children_of(pid: int) -> list[str] | None:
+    """Return the children of each thread from the kernel's list; None if it has none."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
     except FileNotFoundError:
@@ -54,7 +54,6 @@ class _Stat(NamedTuple):
 
 
 def _stat(folder: Path) -> _Stat | None:
-    """Return what the kernel says of a process; None if it has ended."""
     try:
         text = (folder / "stat").read_text(errors="replace")
     except OSError:

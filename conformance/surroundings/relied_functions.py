@@ -1,8 +1,7 @@
-"""The functions on which verdicts rest: whether a scenario has left one of them replaced.
+"""Detects replaced functions on which verdicts rely.
 
-A subject that replaces `dist.all_reduce`, `nn.Linear.forward`, `SGD.step` or a function of the harness, and forgets to
-put it back, would have every later scenario judged by what it put there. Ranks on which any of them changed are
-replaced.
+A subject that replaces `dist.all_reduce`, `nn.Linear.forward`, `SGD.step` or a function of the harness, and does not
+restore it, would change the verdict of every later scenario. Ranks with a replaced function are replaced.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ import torch
 
 from conformance.surroundings.memory import Words, tells_changes
 
-#: Modules of which no scenario may replace a function: where the harness, models and DDPs look them up.
+#: Modules of which no scenario may replace a function that they have.
 _MODULES = (
     "builtins", "contextlib", "copy", "numpy.random", "os", "random", "time", "torch", "torch._utils", "torch.autograd",
     "torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.utils", "torch.linalg", "torch.nn",
     "torch.nn.functional", "torch.nn.parallel", "torch.nn.parallel.distributed", "torch.utils.checkpoint",
 )  # fmt: skip
-#: Modules, with a dot also those below, of which no scenario may replace what they define: functions, and methods.
+#: Modules, and with a dot their submodules, of which no scenario may replace a function or method that they define.
 _OWN_CODE = (
     "torch._tensor", "torch.autograd.", "torch.distributed.algorithms.", "torch.distributed.distributed_c10d",
     "torch.nn.init", "torch.nn.modules.", "torch.nn.parallel.distributed", "torch.nn.parameter", "torch.nn.utils.",
     "torch.optim.", "conformance.models.", "conformance.programs.", "conformance.recorder.",
     "conformance.surroundings.", "conformance.workers.",
 )  # fmt: skip
-#: Classes written in C++ that Python code can change all the same.
+#: C++ classes that Python code can change.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
 
 def settle() -> None:
-    """Have torch do now what it does at first use.
+    """Make torch's changes at first use now.
 
-    It wraps the `step` of its optimizers when the first of a class is made, looks for a module when it first names what
-    the profiler sees, and registers kernels for its first `vmap`.
+    It wraps the `step` of an optimizer class at its first instance, imports a module at the first `record_function`,
+    and registers kernels at the first `vmap`.
     """
     with torch.autograd.profiler.record_function("settle"):
         pass
@@ -57,19 +56,19 @@ def settle() -> None:
 
 @cache
 def inherited() -> ReliedFunctions:
-    """Return the functions as the process has them at the first call: in the zygote, so that ranks need not look."""
+    """Return the functions of the process at the first call, in the zygote, so that ranks need not collect them."""
     return ReliedFunctions()
 
 
 def inherited_now() -> ReliedFunctions:
-    """Return the functions as they are now, for whoever has imported something that may have replaced some."""
+    """Return the current functions, after an import that may have replaced some."""
     if inherited().changes():
         look_anew()
     return inherited()
 
 
 def look_anew() -> None:
-    """Have `inherited` return the functions as they are now, none of them in doubt."""
+    """Make `inherited` return the current functions."""
     inherited.cache_clear()
     inherited()
 
@@ -78,23 +77,19 @@ class ReliedFunctions:
     """The functions as this process has them when this is made; `changes` compares."""
 
     def __init__(self) -> None:
-        """Look at every module of `RELIED_ON` that has been imported; takes milliseconds."""
         self._spaces = tuple(_Space(*space) for space in _spaces())
         self._words = Words([(space.now, space.functions) for space in self._spaces]) if tells_changes() else None
 
     def changes(self) -> tuple[str, ...]:
-        """Return a phrase for every function that is another now.
+        """Return a phrase for every replaced function.
 
-        Where torch.compile has wrapped some, or something is another that is no function, such as a counter, names are
-        compared from then on: what is there now may change, too.
+        Where words changed for another reason, such as a counter or a wrapper of torch.compile, names are compared.
         """
         doubtful = self._spaces if self._words is None else [self._spaces[number] for number in self._words.changed()]
         return tuple(f"function replaced: {space.name}.{name}" for space in doubtful for name in space.changed())
 
 
 class _Space:
-    """The callables of one module or class, by name."""
-
     def __init__(self, name: str, space: Mapping[str, Any], own: bool) -> None:
         self.name = name
         self.now = space
@@ -110,7 +105,7 @@ class _Space:
         self._all_names = frozenset(space)
 
     def changed(self) -> Iterator[str]:
-        """Yield the names of what is another now; none for what torch.compile has wrapped."""
+        """Yield the names of replaced functions, except for wrappers of torch.compile."""
         for name, value in zip(self.names, self._values, strict=True):
             now = self.now.get(name)
             if now is not value and not _wrapped_by_dynamo(now, value):
@@ -127,13 +122,13 @@ class _Space:
 
 
 def _code(function: FunctionType) -> tuple[object, ...]:
-    """Return what a call of a function runs, and with what where the caller gives nothing."""
+    """Return the code and the defaults of a function."""
     keywords = function.__kwdefaults__ or {}
     return function.__code__, *(function.__defaults__ or ()), *keywords, *keywords.values()
 
 
 def _same(now: Sequence[object], before: Sequence[object]) -> bool:
-    """Whether both are the same objects: what is equal need not be, and a tensor cannot be compared."""
+    """Whether both are the same objects; equality would not do, and tensors cannot be compared."""
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
@@ -142,7 +137,7 @@ def _is_code(value: object) -> bool:
 
 
 def _wrapped_by_dynamo(now: Any, before: Any) -> bool:
-    """Whether torch.compile has put its own wrapper around a function, as it does at first use."""
+    """Whether torch.compile has wrapped a function, as it does at first use."""
     code = getattr(now, "__code__", None)
     return (
         code is not None
@@ -152,14 +147,14 @@ def _wrapped_by_dynamo(now: Any, before: Any) -> bool:
 
 
 def _inherits_through_dynamo(now: Any) -> bool:
-    """Whether torch.compile has put its own wrapper around a method of torch's that the class inherits."""
+    """Whether torch.compile has wrapped an inherited method of torch."""
     wrapped = getattr(now, "_torchdynamo_orig_callable", None)
     code = getattr(wrapped, "__code__", None)
     return _wrapped_by_dynamo(now, wrapped) and code is not None and code.co_filename.startswith(_TORCH)
 
 
 def _spaces() -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Yield the namespaces by name, and whether only what they define themselves counts."""
+    """Yield the namespaces by name, and whether only their own definitions count."""
     prefixes = tuple(name for name in _OWN_CODE if name.endswith("."))
     for name, module in list(sys.modules.items()):
         is_own = name in _OWN_CODE or name.startswith(prefixes)

@@ -1,13 +1,24 @@
-"""Finding processes of ours, for the tests that say there are none."""
+"""Finding processes of ours, for the tests that say there are none, and what memory of theirs is in huge pages."""
 
 from __future__ import annotations
 
 import os
+import platform
 import select
 from pathlib import Path
 
 from conformance.tests.busy_machine import at_this_load
 from conformance.workers.forked import MARKER
+
+_KERNEL = tuple(map(int, platform.release().split("-")[0].split(".")[:2]))
+#: Whether this kernel gathers memory in huge pages on request.
+CAN_GATHER = _KERNEL >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir()
+
+
+def huge_kb(pid: int) -> int:
+    """Return how much of the process's memory is in huge pages."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
 
 
 def processes_under(directory: Path) -> list[int]:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 
 from conformance.backends.gloo import GLOO
 from conformance.checkers.registry import get_checker
-from conformance.errors import ConformanceError, present
+from conformance.errors import ConformanceError
 from conformance.recorder.flight_record import LastSeen
 from conformance.report.read import read_report
 from conformance.scenario import Fault, Scenario, Step
@@ -107,15 +106,6 @@ def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedContr
     assert [one.fate.kind for one in seen.values()] == ["hung", "hung"]
     assert "stopped by a signal" in seen[0].fate.detail
     assert all(one.stack and one.history for one in seen.values())
-
-
-@pytest.mark.nightly
-def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None:
-    deadline_s = at_this_load(1.0)
-    arguments = {"times": 4, "seconds": deadline_s / 2}
-    slow = TRAIN.replace(program="workers/slow", arguments=arguments, deadline_s=deadline_s)
-    attached.run(TRAIN, OURS)  # ranks are there: their making is not part of the deadline
-    assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
 
 
 @pytest.mark.nightly
@@ -321,34 +311,6 @@ def test_an_agent_whose_controller_says_nothing_says_so_and_ends(
 
 
 @pytest.mark.nightly
-def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that reads torch from a slow disk may be minutes behind the others, which lose nobody meanwhile."""
-    monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
-    lost_s = at_this_load(1.0)
-    monkeypatch.setattr(attached_agent, "LOST_S", lost_s)
-    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
-    ends: list[str] = []
-
-    def serve(index: int) -> None:
-        try:
-            _serve(theirs[index], index)
-        except ConformanceError as error:
-            ends.append(str(error))
-        else:
-            ends.append("dismissed")
-
-    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in range(2)]
-    threads[0].start()
-    time.sleep(1.5 * lost_s)
-    threads[1].start()
-    with AttachedController(GLOO, ours, "127.0.0.1"):
-        assert ends == []
-    for thread in threads:
-        thread.join(at_this_load(10))
-    assert ends == ["dismissed"] * 2
-
-
-@pytest.mark.nightly
 def test_a_process_may_start_long_after_the_others(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(
@@ -400,22 +362,3 @@ def test_every_launcher_tells_a_process_its_place(names: tuple[str, str, str]) -
 def test_without_a_launcher_there_is_nothing_to_attach_to() -> None:
     with pytest.raises(ConformanceError, match="none of them has set RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK here"):
         place_of({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
-
-
-@pytest.mark.nightly
-def test_torchrun(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # One that all pass, and one of three ranks, for which there are too few processes.
-    question = ["gradients/GRAD-01/mlp-world2", "gradients/GRAD-01/mlp-world3", "--report", str(tmp_path), "-q"]
-    done = subprocess.run(
-        [*launcher, "-m", "conformance", "run", "--attach", *question],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = read_report(tmp_path)
-    verdicts = {one.id: (one.subject.verdict.value, present(one.native).verdict.value) for one in report.scenarios}
-    assert verdicts == {
-        "gradients/GRAD-01/mlp-world2": ("PASS", "PASS"),
-        "gradients/GRAD-01/mlp-world3": ("UNSUPPORTED", "UNSUPPORTED"),
-    }
-    assert "serves at most 2 rank(s) here" in report.scenarios[1].subject.findings[0].summary

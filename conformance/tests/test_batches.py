@@ -6,12 +6,7 @@ from importlib import resources
 
 import torch
 
-from conformance.models.batches import Batch, digits, mixed_seed, text
-
-
-def batch(**place: int) -> Batch:
-    where = {"seed": 0, "rank": 0, "step": 0, "micro": 0, **place}
-    return Batch(**where, dtype=torch.float32, device=torch.device("cpu"))
+from conformance.models.batches import digits, mixed_seed, text
 
 
 def test_digits_are_the_uci_test_set() -> None:
@@ -45,15 +40,3 @@ def test_seeds_depend_on_every_part() -> None:
     seeds = {mixed_seed("batch", *parts) for parts in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0), (0, 10), (1, 0))}
     assert len(seeds) == 6
     assert mixed_seed("batch", 1, 2) == 4207538963531480751
-
-
-def test_batches_differ_by_place_and_repeat() -> None:
-    drawn = [batch(**{place: 1}).normal(5) for place in ("seed", "rank", "step", "micro")] + [batch().normal(5)]
-    assert len({tuple(values.tolist()) for values in drawn}) == 5
-    assert torch.equal(batch().normal(5), drawn[-1])
-
-
-def test_excerpts_are_followed_by_the_next_character() -> None:
-    characters, following = batch().text(3, 16)
-    assert characters.shape == following.shape == (3, 16)
-    assert torch.equal(characters[:, 1:], following[:, :-1])

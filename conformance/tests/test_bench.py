@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
 from conformance.bench import measure as bench
+from conformance.bench import operations
 from conformance.bench.curve import Curve, Plot, Point, steeper_than_linear
 from conformance.bench.growth import ALONE, BY_SIMULATED, BY_TENSORS, TORCH, Sizes, measure_growth
-from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_torch
+from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_reference
+from conformance.cli import main
 from conformance.errors import ConformanceError
+from conformance.report.console import make_console
 from conformance.report.plots import draw_growth, draw_ratios
+from conformance.report.ratio_chart import ratio_chart
+from conformance.report.terminal import operations_table
 from conformance.subjects.subject import get_subject
 
 OURS = get_subject("ddp_impl")
@@ -106,9 +114,9 @@ def test_only_what_is_slower_beyond_noise_does_not_pass_the_gate() -> None:
         return Ratio("a", variant, DEFAULT, 2, median, lower, upper, 10)
 
     noise = ratio("torch itself", 0.97, 1.0, 1.04)
-    assert slower_than_torch([ratio("default", 1.01, 1.05, 1.09), noise]) == ()
-    assert slower_than_torch([ratio(FLOOR, 1.05, 1.06, 1.09), noise]) == ()
-    (told,) = slower_than_torch([ratio("bucket view", 1.05, 1.06, 1.09), noise])
+    assert slower_than_reference([ratio("default", 1.01, 1.05, 1.09), noise]) == ()
+    assert slower_than_reference([ratio(FLOOR, 1.05, 1.06, 1.09), noise]) == ()
+    (told,) = slower_than_reference([ratio("bucket view", 1.05, 1.06, 1.09), noise])
     assert told.startswith("a, bucket view, 2 ranks: 1.060 (1.050 - 1.090) of torch's default")
 
 
@@ -163,3 +171,107 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
 def test_ratios_are_drawn(tmp_path: Path) -> None:
     ratios = [Ratio("small", variant, DEFAULT, 2, 0.9, 0.8, 1.0, 10) for variant in ("default", FLOOR, "torch itself")]
     assert "small, 2 ranks" in draw_ratios(ratios, tmp_path).read_text()
+
+
+def timed_by_hand(monkeypatch: pytest.MonkeyPatch, backend: str = "acme") -> operations.Timed:
+    """Return what is measured of a backend that takes 2 + bytes / 1024 milliseconds, and gloo half of that."""
+
+    def facts(_: object, subject: Any, *__: object) -> dict[int, dict[str, Any]]:
+        of_rank: dict[str, list[float]] = {}
+        labels = [label for label, _ in __[4]["contestants"]]  # type: ignore[index]
+        for label, factor in zip(labels, (2.0, 1.0, 1.0), strict=True):
+            for size in (1024, 4096, 16384):
+                of_rank[f"{label}/{size}"] = [factor * (1 + size / 2048)] * 10
+            of_rank |= {f"{label}/cpu": [factor] * 10, f"{label}/computation": [18.0] * 10}
+            of_rank[f"{label}/beside"] = [18.0 * (factor / 2 + 0.5)] * 10
+        return {
+            rank: {label: [one / (2 - rank) for one in times] for label, times in of_rank.items()} for rank in (0, 1)
+        }
+
+    monkeypatch.setattr(operations, "run_program", facts)
+    tested = replace(GLOO, name=backend)
+    return operations.measure(tested, GLOO, "all_reduce", rounds=5, sizes=(1024, 4096, 16384))
+
+
+def test_operations_of_two_backends_are_told_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = timed_by_hand(monkeypatch)
+    told = [(one.workload, one.variant, one.reference, one.median, one.rounds) for one in timed.ratios()]
+    assert told == [
+        ("all_reduce, 1 KiB", "acme", "gloo", 2.0, 5), ("all_reduce, 1 KiB", "gloo itself", "gloo", 1.0, 5),
+        ("all_reduce, 4 KiB", "acme", "gloo", 2.0, 5), ("all_reduce, 4 KiB", "gloo itself", "gloo", 1.0, 5),
+        ("all_reduce, 16 KiB", "acme", "gloo", 2.0, 5), ("all_reduce, 16 KiB", "gloo itself", "gloo", 1.0, 5),
+        ("all_reduce, 16 KiB, CPU time", "acme", "gloo", 2.0, 5),
+        ("all_reduce, 16 KiB, beside a computation", "acme", "one after the other", 0.75, 5),
+        ("all_reduce, 16 KiB, beside a computation", "gloo", "one after the other", 18 / 27, 5),
+    ]  # fmt: skip
+    # Two ranks, of which rank 0 computes half as long as rank 1.
+    assert timed.cpu_seconds_per_gib() == {"acme": 3.0 * 2**16, "gloo": 1.5 * 2**16, "gloo itself": 1.5 * 2**16}
+
+
+def test_the_knee_is_where_a_call_takes_twice_as_long_as_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    acme, gloo, again = timed_by_hand(monkeypatch).curves()
+    assert [point.median for point in acme.points] == [2.0, 4.0, 12.0]
+    assert (acme.knee, gloo.knee) == (4096.0, 4096.0)
+    assert again.contestant == "gloo itself"
+    assert curve((1, 1, 1, 1), (100, 1.9, 1.9, 1.9)).knee is None
+    assert curve((1, 1, 1, 1), (100, 1, 1, 1), (10_000, 4, 4, 4)).knee == pytest.approx(1000.0)
+
+
+def test_a_backend_beside_itself_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = timed_by_hand(monkeypatch, "gloo")
+    assert timed.contestants == ("gloo", "the other gloo", "gloo itself")
+    assert [str(one) for one, _ in timed.by_size] == ["2.000 (2.000 - 2.000)"] * 3
+
+
+def test_operations_are_laid_out_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timed = timed_by_hand(monkeypatch)
+    console = make_console()
+    with console.capture() as shown:
+        console.print(operations_table([timed]))
+    (row,) = (line for line in shown.get().splitlines() if "all_reduce" in line)
+    for cell in (
+        "all_reduce, 2",
+        "2.00 (2.00-2.00)",
+        "0.50 (0.50-0.50)",
+        "4 KiB / 4 KiB",
+        "0.79 / 0.79",
+        "0.75 / 0.67",
+    ):
+        assert cell in row
+    chart = ratio_chart(timed.ratios())
+    assert chart is not None
+    assert [row.kind for row in chart.rows] == ["measured", "noise"] * 3 + ["measured"]
+    (drawn,) = draw_growth(timed.curves(), tmp_path)
+    assert "All_reduce of 2 ranks" in drawn.read_text()
+    assert slower_than_reference(timed.ratios())[0].endswith("2.000 (2.000 - 2.000) of gloo, and noise ends at 1.000")
+
+
+def test_what_changed_since_an_earlier_run_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timed = timed_by_hand(monkeypatch)
+    monkeypatch.setattr(operations, "run", lambda *_, **__: iter([timed]))
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    ratios = [asdict(one) for one in timed.ratios()]
+    before.write_text(json.dumps([{**one, "median": 1.0, "lower": 0.9, "upper": 1.1} for one in ratios[:2]]))
+    asked = ["bench", "--backend", "gloo", "--since", str(before), "--out", str(after)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    assert "time of all_reduce, 1 KiB, acme over gloo, 2 ranks: 1.000 (0.900 - 1.100) -> 2.000" in done.output
+    assert json.loads(after.read_text()) == ratios
+    again = CliRunner().invoke(main, ["bench", "--backend", "gloo", "--since", str(after), "--gate"])
+    assert "Beyond noise nothing has changed." in again.output
+    assert again.exit_code == 1
+    before.write_text("[1]")
+    assert "must be what `bench --out` writes" in CliRunner().invoke(main, asked).output
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--against", "gloo"], "--against goes with --backend"),
+        (["--world-size", "2", "--world-size", "4"], "at several --world-size"),
+        (["--backend", "gloo", "--workload", "small GPT"], "both backends must have small GPT; both have all_reduce"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(asked: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["bench", *asked])
+    assert (done.exit_code, said in done.output) == (2, True), done.output

@@ -355,11 +355,13 @@ def test_doctor_finds_what_a_run_needs() -> None:
 @pytest.mark.nightly
 def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_TORCH", (99, 0))
+    monkeypatch.setattr(doctor, "CI_TORCH", (99, 1))
     monkeypatch.setattr(doctor, "LOOKS", doctor.LOOKS[:-1])  # without the ranks
     result = call("doctor")
     assert result.exit_code == 1
     assert "MISSING torch" in result.stdout
     assert "install torch 99.0 or newer" in result.stdout
+    assert "no CI of this release has run it, but 99.1" in result.stdout
 
 
 def test_every_verdict_has_a_style() -> None:

@@ -10,8 +10,6 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder
 from conformance.errors import ScenarioError
-from conformance.mutants.catalogue import Kill, Mutant, load_mutants
-from conformance.mutants.detector import Detector
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
@@ -49,19 +47,3 @@ def test_nothing_that_the_reducer_looks_at_has_a_captured_backward_compiled_twic
         runner = ScenarioRunner(get_subject("ddp_impl"), gloo, ranks, native=False)
         verdicts = {one.id: runner.run(one).subject.verdict for one in scenarios}
     assert set(verdicts.values()) == {Verdict.PASS}, verdicts
-
-
-@pytest.fixture
-def detector(zygote: ZygoteProcess) -> Iterator[Detector]:
-    with Detector(zygote) as detector:
-        yield detector
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("mutant", "kill"),
-    [(mutant, kill) for mutant in load_mutants() if "compiled" in mutant.target for kill in mutant.kills],
-    ids=lambda value: value.name if isinstance(value, Mutant) else value.requirement,
-)
-def test_a_mutant_is_told_from_torch(detector: Detector, mutant: Mutant, kill: Kill) -> None:
-    assert detector.detect(mutant, kill).is_as_expected

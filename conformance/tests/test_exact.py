@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.models.exact import QUANTA, assert_exact, exact_mean, make_exact, quantise
+from conformance.models.exact import QUANTA, exact_mean, make_exact, quantise
 
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -63,7 +63,7 @@ def test_unrounded_gradients_depend_on_the_order(dtype: torch.dtype) -> None:
     results = means(gradients)
     assert not all(same_bits(mean, results[0]) for mean in results)
     with pytest.raises(AssertionError):
-        assert_exact(gradients)
+        exact_mean(gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -84,22 +84,22 @@ def test_bound_of_the_table_holds_with_the_largest_gradients(dtype: torch.dtype)
     largest = torch.full((1,), quantum.limit * quantum.size, dtype=dtype)
     # One odd count on one rank keeps the sum's last bit in use.
     other = torch.full((1,), (quantum.limit - 1) * quantum.size, dtype=dtype)
-    assert_exact([largest * bound, largest * bound, largest * bound, largest * (bound - 1) + other])
+    exact_mean([largest * bound, largest * bound, largest * bound, largest * (bound - 1) + other])
 
 
 def test_limits_are_checked_per_element() -> None:
     unit = QUANTA[torch.float32].size
     small = torch.tensor([1.0, 2.0**20]) * unit
-    assert_exact([small, small])
+    exact_mean([small, small])
     with pytest.raises(AssertionError, match="more than 24 bits"):
-        assert_exact([torch.tensor([2.0**24 * unit]), torch.tensor([unit])])
+        exact_mean([torch.tensor([2.0**24 * unit]), torch.tensor([unit])])
 
 
 def test_missing_factor_three_is_found_for_three_ranks_only() -> None:
     gradient = torch.tensor([2.0**-10])
-    assert_exact([gradient] * 4)
+    exact_mean([gradient] * 4)
     with pytest.raises(AssertionError, match="no multiple of 3"):
-        assert_exact([gradient] * 3)
+        exact_mean([gradient] * 3)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30, 1e-9])
@@ -137,7 +137,7 @@ def test_complex_gradients_are_rounded_in_both_parts() -> None:
     parts = quantise(torch.view_as_real(gradient.resolve_conj()))
     assert parts is not None
     assert torch.equal(torch.view_as_real(rounded), parts)
-    assert_exact([rounded, rounded, rounded])
+    exact_mean([rounded, rounded, rounded])
 
 
 def test_sparse_gradients_are_coalesced_and_rounded() -> None:
@@ -175,5 +175,5 @@ def test_make_exact_rounds_before_accumulation_and_passes_undefined_gradients() 
         layer(torch.full((4, 3), 0.1)).square().sum().backward()
     assert len(seen) == 2
     assert torch.equal(seen[0] * 2, seen[1])
-    assert_exact([seen[0], seen[1], seen[0]])
+    exact_mean([seen[0], seen[1], seen[0]])
     assert quantise(None) is None

@@ -23,10 +23,9 @@ def _explain(
 ) -> str:
     scenario = SCENARIO.replace(world_size=len(observations))
     _, findings = judge(scenario, PROGRAM, {one.rank: one for one in observations}, expected, None)
-    return explain(
-        findings[0], scenario, subject="ddp_impl", backend="gloo", statement=statement,
-        replay="ddp-conformance replay report/failures/GRAD-01-7.json",
-    ) + "\n"  # fmt: skip
+    requirement = ", ".join(scenario.requirements)
+    header = {"subject": "ddp_impl", "backend": "gloo", "requirement": requirement, "statement": statement}
+    return explain(findings[0], scenario.id, scenario.world_size, scenario.seed, **header) + "\n"
 
 
 def _with_facts(*facts: Facts) -> list[Observation]:
@@ -51,7 +50,6 @@ Let   A = rank 0, collective #1: all_reduce(4096 x float32, sum)
 Then  A and B meet in one group, but differ in number of elements (4096 and 2048).
 Rank 0 was in backward, step 0.
 Rank 1 was in backward, step 0.
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -68,7 +66,6 @@ FAIL  GRAD-01  a gradient MUST be the mean
 Let   A = rank 0, which issued nothing more
       B = rank 1, collective #1: broadcast(16 x float32, root 0)
 Then  B meets nothing: rank 0 issued fewer collectives.
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -89,7 +86,6 @@ Then  A differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; la
       B differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; largest difference 8.
 A, B: the sum over the ranks (expected * 2), never divided by the world size, or counted twice: 2 ranks do not tell.
 Also wrong: final/parameter/w.
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -110,7 +106,6 @@ Let   E = step0/grad/w as expected: 2x2 float32
 Then  A differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 0.0; largest difference 1.
       B differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; largest difference 1.
 A, B: the rank's own local value, never reduced (the mean over the ranks is what was expected).
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -136,7 +131,6 @@ Then  A is 2, expected 1.
 A, B, C, D: 2 in place of 1: 2 times as many.
 Wrong on ranks 4 and 5 as well.
 Also wrong: step0/grad/1, step0/grad/2, step0/grad/3, step0/grad/4, step0/grad/5, step0/grad/6 and 2 more.
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -157,7 +151,6 @@ Rank 1's stack:
       File "model.py", line 3 in forward
 Rank 0's stack:
       File "reducer.py", line 7 in wait
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -173,7 +166,6 @@ HANG  GRAD-01  a gradient MUST be the mean
 Let   A = all_reduce #1 (4096 x float32, sum), issued by rank 0
       B = rank 1, last collective all_reduce #0 (512 x float32, sum)
 Then  A waits for B, which raised ValueError: bad shape in phase backward, step 0.
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -194,7 +186,6 @@ Rank 0's stack:
       File x
 Rank 1's stack:
       File x
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -213,7 +204,6 @@ Rank 0 had issued all_reduce #1 (4096 x float32, sum), which rank 1 never did.
 Rank 0 was then ended by the harness, last collective all_reduce #1 (4096 x float32, sum).
 End of rank 1's stderr:
       terminate called after throwing
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -237,7 +227,6 @@ End of the traceback of rank 0:
       ValueError: no
 End of the traceback of rank 1:
       x
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 
@@ -248,7 +237,6 @@ Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 HARNESS_ERROR  GRAD-01  fewer collectives than the 1 that the scenario declares (rank 0: 0, rank 1: 0)
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=2 seed=7
-Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
         )
 

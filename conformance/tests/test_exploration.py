@@ -29,9 +29,7 @@ from conformance.composed.simpler import simpler
 from conformance.composed.trainee import Trainee
 from conformance.composed.training import (
     ACTIONS,
-    EXCHANGES,
     HANDLING,
-    NESTED,
     Action,
     Beside,
     Block,
@@ -123,31 +121,6 @@ def test_nothing_special_may_be_refused_nor_is_made_so_by_shrinking() -> None:
     for scenario in drawn:
         for each in (scenario, *simpler(scenario)):
             assert not not_judged(Training.of(each), each.options)
-
-
-@pytest.mark.parametrize("place", EXCHANGES)
-def test_the_truth_knows_what_an_exchange_brings(place: str) -> None:
-    training = Training(exchange=Exchange(place, 4))
-    facts = truth_of(PROBED.replace(world_size=3, arguments=training.to_json()))
-    brought = [facts[rank]["2.backward"]["exchanged 0"].tolist() for rank in range(3)]
-    assert brought == [[6.0] * 4] * 3, "1 + 2 + 3"
-
-
-def test_the_truth_averages_for_outputs_whose_wrapper_was_dropped_and_nothing_else() -> None:
-    between = (Action("forward", "plain"), Action("wrapper", "bare"), Action("backward", "together"))
-    facts = truth_of(PROBED.replace(world_size=2, arguments=Training(actions=between).to_json()))
-    own, mean = ([facts[rank][name]["grad first.weight"] for rank in (0, 1)] for name in ("1.wrapper", "2.backward"))
-    assert not own[0].equal(own[1]), "the bare module's backward stays local"
-    assert mean[0].equal(mean[1])
-
-
-@pytest.mark.parametrize("nested", NESTED)
-def test_a_wrapper_within_a_module_has_parameters_of_its_own(nested: str) -> None:
-    step = (Action("forward", "plain"), Action("backward", "together"))
-    facts = truth_of(PROBED.replace(world_size=2, arguments=Training(actions=step, nested=nested).to_json()))
-    within = "blocks.0.module.layer.bias" if nested else "blocks.0.layer.bias"
-    gradients = [facts[rank]["1.backward"][f"grad {within}"] for rank in (0, 1)]
-    assert gradients == [None, None] if nested == "frozen" else gradients[0].equal(gradients[1])
 
 
 def test_few_of_what_is_explored_may_be_refused() -> None:
@@ -330,14 +303,6 @@ def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     assert found.deviations[0].always_fails
     assert found.deviations[0].features == frozenset()
     assert smallest.world_size == 2, "alone nothing is divided"
-
-
-@pytest.mark.nightly
-def test_our_own_is_right(ranks: Controller) -> None:
-    runner = ScenarioRunner(get_subject("ddp_impl"), get_backend("gloo"), ranks, native=False)
-    found = explore(in_hand(runner), examples=40, seeds=[2], world_sizes=(1, 2))
-    assert [deviation.outcome.subject.findings[0] for deviation in found.deviations] == []
-    assert found.num_judged + len(found.not_judged) == 40
 
 
 @pytest.mark.nightly

@@ -377,7 +377,7 @@ def test_recognises_a_reduction_where_there_must_be_none() -> None:
 def test_recognises_another_ranks_value() -> None:
     expected: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: B}}
     observed: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: A}}
-    assert diagnose(NAME, 1, expected, observed).clause == "what rank 0 must have: it came to the wrong rank"
+    assert diagnose(NAME, 1, expected, observed).clause == "what rank 0 must have: it reached the wrong rank"
 
 
 @given(

@@ -138,6 +138,15 @@ def test_a_hang_that_was_not_recorded_says_nothing_of_collectives() -> None:
     assert finding.summary.startswith("rank 0 did not end: rank 0 is in phase ")
 
 
+def test_the_rank_that_is_elsewhere_is_named() -> None:
+    def at(place: str) -> str:
+        return f'Thread 0x1 (most recent call first):\n  File "{place}.py", line 3 in issue\n'
+
+    hung = [ended(rank, "hung", stack=at("other" if rank == 2 else "wait")) for rank in range(4)]
+    found = _check("no_hang", *hung, recorded=False)
+    assert found.summary.endswith("; rank 2 is not where the others are (see its stack)")
+
+
 def test_ranks_that_end_without_a_cause_are_our_fault() -> None:
     assert _check("no_hang", returned(0), ended(1, "abandoned")).verdict is Verdict.HARNESS_ERROR
 

@@ -65,9 +65,7 @@ def test_the_order_of_collectives_is_judged_whatever_a_program_asks_for(asks_for
 def test_the_gravest_finding_decides_and_comes_first() -> None:
     verdict, findings = _judge({0: ended(0, "abandoned"), 1: ended(1, "killed")})
     assert (verdict, findings[0].checker) == (Verdict.CRASH, "no_crash")
-    assert _named(findings, "facts") == Finding(
-        "facts", Verdict.UNKNOWN, "not every rank came to report what it observed"
-    )
+    assert _named(findings, "facts") == Finding("facts", Verdict.UNKNOWN, "not every rank reported its facts")
     verdict, findings = _judge({0: ended(0, "hung", gradients(4, 5)), 1: raised(1, ValueError("no"), gradients(4))})
     assert [finding.checker for finding in findings[:2]] == ["no_hang", "no_exception"]
     assert verdict is Verdict.HANG
@@ -136,7 +134,7 @@ def test_unsupported_is_a_verdict_if_all_ranks_say_so() -> None:
 def test_an_invariant_that_nobody_knows_is_our_fault() -> None:
     verdict, findings = _judge(_run(), program=Program("p", lambda ctx: None, invariants=("same_colectives",)))
     assert verdict is Verdict.HARNESS_ERROR
-    assert "known are same_collectives" in findings[0].summary
+    assert "did you mean same_collectives" in findings[0].summary
     with pytest.raises(SpecificationError):
         get_checker("no such thing at all")
 

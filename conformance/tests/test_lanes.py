@@ -26,8 +26,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.surroundings.processes import children_of
-from conformance.tests.processes import all_end, processes_under
-from conformance.tests.test_huge_pages import CAN_GATHER, huge_kb
+from conformance.tests.processes import CAN_GATHER, all_end, huge_kb, processes_under
 from conformance.verdict import Verdict
 from conformance.waiting import loop
 from conformance.workers.controller import Controller

@@ -12,11 +12,6 @@ from conformance.models.exact import QUANTA
 from conformance.models.routing import active_experts
 from conformance.scenario import Scenario
 
-PROMISED = {
-    "mlp", "cnn", "gpt", "lstm", "embedding", "sparse_embedding", "moe", "dataclass_output", "rank_branch", "two_heads",
-    "many_small_layers", "mixed_dtypes", "complex", "frozen", "batchnorm_mlp", "channels_last_cnn", "unused", "nested",
-    "sparse_embedding_unused", "wide",
-}  # fmt: skip
 ALL = [(fixture, dtype) for fixture in load_fixtures().values() for dtype in fixture.dtypes]
 each_model = pytest.mark.parametrize(("fixture", "dtype"), ALL, ids=[f"{one.name}-{dtype}" for one, dtype in ALL])
 
@@ -35,10 +30,6 @@ def gradients(fixture: ModelFixture, run: Scenario, rank: int = 0, step: int = 0
             dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             found[name] = torch.view_as_real(dense) if dense.is_complex() else dense
     return found
-
-
-def test_all_promised_models_exist() -> None:
-    assert set(load_fixtures()) == PROMISED
 
 
 def test_unknown_model_is_named_with_near_misses() -> None:

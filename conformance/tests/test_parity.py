@@ -94,11 +94,31 @@ def zero(wrap: Wrap) -> tuple[Any, Any]:
     return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
 
 
+def copies(wrap: Wrap) -> tuple[Any, Any]:
+    """Make an optimizer that holds copies of the parameters, as those with master weights do."""
+    model = wrap(make_model())
+    optimizer = torch.optim.SGD([parameter.detach().clone() for parameter in model.parameters()], lr=0.1)
+    pairs = [*zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True)]
+
+    def take_gradients(*_: object) -> None:
+        for copied, parameter in pairs:
+            copied.grad, parameter.grad = parameter.grad, None
+
+    def give_values(*_: object) -> None:
+        for copied, parameter in pairs:
+            parameter.data.copy_(copied)
+
+    optimizer.register_step_pre_hook(take_gradients)
+    optimizer.register_step_post_hook(give_values)
+    return model, optimizer
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
         (adamw, {"wrap": "torch"}), (adamw, {"wrap": "ddp_impl", "ranks": 4}), (adamw, {"wrap": "replicate"}),
         (adamw, {"wrap": "fully_shard"}), (adamw, {"wrap": "hsdp", "ranks": 4}), (zero, {"wrap": "torch"}),
+        (copies, {"wrap": "torch"}), (adamw, {"wrap": "ddp_impl", "backend": "sim"}),
         (adamw, {"wrap": tensor_parallel, "shares": 1}), (adamw, {"wrap": DistributedDataParallel, "dtype": None}),
     ],
 )  # fmt: skip

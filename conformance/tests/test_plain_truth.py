@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import ast
-import collections
-import copy
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as differentiable
-from torch import Tensor, nn
 
 import conformance.truth
 from conformance.errors import present
@@ -23,11 +18,9 @@ from conformance.programs.registry import get_program
 from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.suite import load_scenarios
-from conformance.truth.backwards import Backwards
 from conformance.truth.baton import DesertedError
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import mismatch
-from conformance.truth.plain_ddp import PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
 
@@ -35,105 +28,6 @@ from conformance.truth.plain_ranks import on_plain_ranks
 AGREEING = (
     "due_buffers", "announced_buffers", "uneven_buffers", "gradient_values", "silent_forward",
 )  # fmt: skip
-
-
-class Tower(nn.Module):
-    """A trunk, and a branch that is used on demand."""
-
-    def __init__(self, trunk: nn.Module | None = None) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(2, 2) if trunk is None else trunk
-        self.branch = nn.Linear(2, 2)
-
-    def forward(self, inputs: Tensor, use: bool) -> Tensor:
-        output: Tensor = self.trunk(inputs) + (self.branch(inputs) if use else 0)
-        return output
-
-
-def wrapping(group: PlainGroup) -> Callable[..., Any]:
-    backwards = Backwards()
-    return lambda module, place=group, **options: PlainDDP(module, place, backwards, **options)
-
-
-def inputs_of(rank: int) -> Tensor:
-    return torch.ones(1, 2) * (rank + 1)
-
-
-def test_two_wrappers_with_a_branch_unused_on_one_rank() -> None:
-    def main(rank: int, group: PlainGroup) -> Any:
-        wrap = wrapping(group)
-        first, second = (wrap(Tower(), find_unused_parameters=True) for _ in range(2))
-        (first(inputs_of(rank), True) + second(inputs_of(rank), rank == 0)).sum().backward()
-        return second.module.branch.weight.grad.tolist()
-
-    assert on_plain_ranks(2, main) == {0: [[0.5, 0.5]] * 2, 1: [[0.5, 0.5]] * 2}
-
-
-def test_wrappers_on_two_groups_that_share_a_trunk() -> None:
-    def main(rank: int, group: PlainGroup) -> Any:
-        wrap, trunk = wrapping(group), nn.Linear(2, 2)
-        groups = [dist.new_group([0, 1]) for _ in range(2)]
-        first = wrap(nn.Sequential(trunk), groups[0])
-        second = wrap(Tower(trunk), groups[1], find_unused_parameters=True)
-        (second(inputs_of(rank), rank == 1) + first(inputs_of(rank))).sum().backward()
-        return present(trunk.weight.grad).tolist()
-
-    assert on_plain_ranks(2, main) == {0: [[3.0, 3.0]] * 2, 1: [[3.0, 3.0]] * 2}
-
-
-class Fails(nn.Module):
-    """Has a buffer, and raises when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, inputs: Tensor, *, fails: bool = False) -> Tensor:
-        self.get_buffer("seen").add_(inputs.detach().sum())
-        if fails:
-            raise ValueError("told to")
-        output: Tensor = self.layer(inputs)
-        return output
-
-
-def test_a_forward_that_raises_makes_no_buffers_due() -> None:
-    def run(rank: int, group: PlainGroup) -> Any:
-        wrapper = wrapping(group)(Fails())
-        with torch.no_grad():
-            wrapper(inputs_of(rank))
-        with pytest.raises(ValueError, match="told to"):
-            wrapper(inputs_of(rank), fails=True)
-        wrapper(inputs_of(rank))
-        return wrapper.module.seen.item()
-
-    assert on_plain_ranks(2, run) == {0: 3 * 2.0, 1: 3 * 4.0}
-
-
-def test_a_copy_is_in_the_mode_of_what_it_was_copied_from() -> None:
-    def run(rank: int, group: PlainGroup) -> Any:
-        class Bound(PlainDDP):
-            def __init__(self, module: nn.Module, **options: Any) -> None:
-                super().__init__(module, group, Backwards(), **options)
-
-        wrapper: Any = Bound(nn.Linear(2, 2))
-        return copy.deepcopy(wrapper.eval()).training, copy.deepcopy(wrapper.train()).training
-
-    assert on_plain_ranks(2, run) == dict.fromkeys(range(2), (False, True))
-
-
-def test_collectives_of_the_user_meet_in_forward_and_in_backward() -> None:
-    def main(rank: int, group: PlainGroup) -> Any:
-        model = wrapping(group)(nn.Linear(1, 1, bias=False))
-        nn.init.ones_(model.module.weight)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            total = differentiable.all_reduce(model(torch.full((1, 1), rank + 1.0)))
-        (total * (rank + 1)).sum().backward()
-        return total.item(), model.module.weight.grad.item()
-
-    # The gradient of each output is 1 + 2 + 3; the mean of 6 * 1, 6 * 2 and 6 * 3 is 12.
-    assert on_plain_ranks(3, main) == dict.fromkeys(range(3), (6.0, 12.0))
 
 
 def test_every_collective_gives_what_its_name_says() -> None:
@@ -271,28 +165,3 @@ def test_the_program_itself_says_what_its_expectation_says(program: str) -> None
     chosen = sampled(program, 1)
     for scenario in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
         assert disagreement(scenario, expected_of(scenario)) == "", scenario.id
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("program", AGREEING)
-def test_it_says_so_in_every_tenth_scenario(program: str) -> None:
-    counts = collections.Counter[bool]()
-    for scenario in sampled(program, 10):
-        found = disagreement(scenario, expected_of(scenario))
-        counts[not found] += 1
-        assert found == "", scenario.id
-    print(f"{program}: {counts[True]} scenarios agree")
-
-
-@pytest.mark.nightly
-def test_the_truth_of_every_scenario_can_be_computed() -> None:
-    """A program that cannot be run without a DDP's mistakes is a mistake of ours, and would end with HARNESS_ERROR."""
-    wrong = []
-    for scenario in load_scenarios():
-        expectation = get_program(scenario.program).expectation
-        try:
-            with single_threaded():
-                _ = None if expectation is None else expectation(scenario)
-        except Exception as error:
-            wrong.append(f"{scenario.id}: {type(error).__name__}: {error}")
-    assert wrong == []

@@ -77,7 +77,7 @@ def test_only_what_noise_does_not_explain_has_changed_in_speed(tmp_path: Path) -
     assert compare(before, dataclasses.replace(before, performance=(noise, other))).circumstances == ()
     assert compare(before, dataclasses.replace(before, performance=())).circumstances == ()
     assert compare(before, dataclasses.replace(before, performance=(faster,))).circumstances == (
-        "step time of a model, default over torch's default, 2 ranks: 1.500 (1.375 - 1.625) -> 0.900 (0.800 - 1.000)",
+        "time of a model, default over torch's default, 2 ranks: 1.500 (1.375 - 1.625) -> 0.900 (0.800 - 1.000)",
     )
 
 

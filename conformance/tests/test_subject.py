@@ -73,9 +73,7 @@ def test_what_is_no_subject(text: str, says: str, tmp_path: Path, monkeypatch: p
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("nosync", "did you mean 'no_sync'?"), ("x" * 30, "expected some of auto_buckets, ")]
-)
+@pytest.mark.parametrize(("name", "hint"), [("nosync", "did you mean no_sync"), ("x" * 30, "known: auto_buckets, ")])
 def test_a_capability_that_there_is_not_is_named(name: str, hint: str) -> None:
     with pytest.raises(SubjectError) as caught:
         Subject("mine", "my_pkg:MyDDP", frozenset({"join", name}))

@@ -15,7 +15,6 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
-from conformance.truth.expected import Close, mismatch
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -63,38 +62,6 @@ def test_gradients_of_exact_models_are_whole_multiples_of_27(model: str) -> None
             assert torch.equal(counts, counts.round())
             nonzero += int(counts.count_nonzero())
     assert nonzero > 0
-
-
-def test_rows_have_data_of_their_own_and_end_with_the_same_parameters() -> None:
-    plan = ShardedPlan((3, 2), "mlp", num_steps=2)
-    rows = UnshardedRows(plan, {})
-    rows.train()
-    first, *others = rows.facts
-    for other in others:
-        assert mismatch(first["step0/loss0"], other["step0/loss0"].value) is not None
-        assert torch.equal(first["final/parameter/up.weight"], other["final/parameter/up.weight"])
-
-
-def test_a_mean_is_of_all_rows() -> None:
-    plan = ShardedPlan((2, 1), "mlp", num_steps=1)
-    both = UnshardedRows(plan, {})
-    both.step(0)
-    alone = []
-    for row in range(2):
-        module = plan.sharded_model.make_exact(plan.sharded_model.build())
-        plan.sharded_model.loss(module, row, 0, 0).backward()
-        alone.append(module.get_parameter("up.weight").grad)
-    assert alone[0] is not None
-    assert alone[1] is not None
-    assert torch.equal(both.facts[0]["step0/grad/up.weight"], (alone[0] + alone[1]) / 2)
-
-
-def test_a_row_without_data_ends_with_the_parameters_of_the_others() -> None:
-    rows = UnshardedRows(ShardedPlan((2, 1), "mlp", num_steps=3, num_inputs=(1, 3)), {})
-    rows.train()
-    assert "step1/loss0" not in rows.facts[0]
-    assert isinstance(rows.facts[1]["step2/loss0"], Close)
-    assert torch.equal(rows.facts[0]["final/parameter/up.weight"], rows.facts[1]["final/parameter/up.weight"])
 
 
 def test_an_unknown_model_is_named_with_those_there_are() -> None:

@@ -25,11 +25,6 @@ from conformance.workers.zygote_process import ZygoteProcess
 
 #: What is about the class, and one training.
 SAMPLE = ("CONS-24", "COMPAT-06", "COMPAT-07", "GRAD-01")
-#: Chapters in which it matters how a reducer moves gradients.
-ABOUT_GRADIENTS = (
-    "gradients", "buckets", "accumulation", "unused", "optimizer_in_backward", "static_graph", "join", "pairs",
-    "delayed_all_reduce",
-)  # fmt: skip
 #: Programs that are about the class: they derive one from it, read its documentation, or look for what its package
 #: offers for it. What holds a DDP has a class of its own, which may keep these promises or not.
 ABOUT_THE_CLASS = {"derived_wrapper", "documented_names", "replicated_views", "recognised_wrapper"}
@@ -69,13 +64,3 @@ def test_who_changes_nothing_gets_the_verdicts_of_its_base(controller: Controlle
         comparable = tuple(one for one in chosen if "Composed" not in name or not is_about_the_class(one))
         came = verdicts(unchanged, controller, comparable)
         assert came == {one.id: expected[one.id] for one in comparable}, name
-
-
-@pytest.mark.nightly
-def test_every_gradient_treated_as_large_is_averaged_alike(controller: Controller) -> None:
-    """The suite's models are small: without this, few scenarios would see how a reducer treats large gradients."""
-    chosen = tuple(one for one in scenarios() if one.chapter in ABOUT_GRADIENTS)
-    assert len(chosen) > 100
-    subject = replace(KNOWN["ddp_impl"], name="large", target="conformance.mutants.unchanged:TreatsAllAsLarge")
-    came = verdicts(subject, controller, chosen)
-    assert {name: verdict for name, verdict in came.items() if verdict != "PASS"} == {}

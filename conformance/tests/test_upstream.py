@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from conformance.cli import main
 from conformance.errors import ConformanceError, SpecificationError
 from conformance.observation import Ending, Observation, Raised
 from conformance.subjects.subject import Subject
-from conformance.tests.processes import all_end
 from conformance.upstream.comparison import Comparison, Row, compare
 from conformance.upstream.cpu_placement import on_cpu
 from conformance.upstream.exclusions import check_exclusions, load_exclusions, parse_exclusions
@@ -34,9 +31,6 @@ from conformance.upstream.report import print_comparison
 from conformance.waiting import loop
 
 BROKEN = f"{__name__}:Broken"
-LOSES_STREAMS = f"{__name__}:LosesStreams"
-#: Where `Broken` says that it hangs, if anybody wants to know.
-ANNOUNCE = "UPSTREAM_TEST_ANNOUNCE"
 TRAINS = TestName("distributed_test", "test_DistributedDataParallelCPU_grad_is_view")
 REFUSES = TestName("distributed_test", "test_DistributedDataParallel_requires_grad")
 CREATES_GRAPHS = TestName("distributed_test", "test_ddp_create_graph")
@@ -57,20 +51,7 @@ class Broken(DistributedDataParallel):
         return self.module(*inputs, **kwargs)
 
     def _set_static_graph(self) -> None:
-        if ANNOUNCE in os.environ and dist.get_rank() == 0:
-            Path(os.environ[ANNOUNCE]).write_text("hangs\n")
         threading.Event().wait()
-
-
-class LosesStreams(DistributedDataParallel):
-    """Takes the standard streams of rank 1 away, which then fails, while rank 0 waits for it."""
-
-    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
-        if dist.get_rank() == 1:
-            sys.stdout.close()
-            sys.stderr = None
-            raise ValueError("no streams")
-        super().__init__(module, **options)
 
 
 def end(rank: int, outcome: TestOutcome, cause: str = "", constructed: int = 1) -> RankEnd:
@@ -114,48 +95,6 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
     assert not {"test_all_reduce_sum", "test_broadcast", "test_get_future"} & methods
     check_exclusions(load_exclusions(), tests)
-
-
-@pytest.mark.nightly
-def test_a_rank_that_lost_its_streams_ends_no_other() -> None:
-    """An error while it ends must not take it into the zygote's code, which ends every rank."""
-    with TestRanks(Subject("loses_streams", LOSES_STREAMS)) as ranks:
-        ends = {one.rank: one for one in loop.run(ranks.run, TRAINS, 2, 60.0).ends}
-    assert ends[1].outcome is TestOutcome.FAILED
-    assert "no streams" in ends[1].cause
-    assert "SIGKILL" not in ends[0].cause
-    assert ends[0].outcome is not TestOutcome.CRASHED, ends[0]
-
-
-@pytest.mark.nightly
-def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
-    announcement = tmp_path / "announcement"
-    os.mkfifo(announcement)
-    arguments = ("upstream", "--ddp", BROKEN, "-k", str(SETS_STATIC_GRAPH))
-    controller = subprocess.Popen(
-        [sys.executable, "-c", "from conformance.cli import main; main()", *arguments],
-        env={**os.environ, ANNOUNCE: str(announcement)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        assert announcement.read_text() == "hangs\n"  # torch's DDP has passed, and the broken one hangs
-        left = [pid for pid in processes_with(f"{ANNOUNCE}={announcement}") if pid != controller.pid]
-        assert len(left) == 4  # the zygote, two ranks, and the process that found the DDP
-    finally:
-        controller.kill()
-        controller.wait()
-    assert all_end(left, 10.0)
-
-
-def processes_with(setting: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and setting.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
-    return found
 
 
 @pytest.mark.nightly

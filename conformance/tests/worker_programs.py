@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import io
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -246,31 +242,12 @@ def _leak_group() -> None:
     dist.new_group([0, 1])
 
 
-def _leak_dispatch_mode() -> None:
-    TorchDispatchMode().__enter__()
-
-
-def _leak_stream() -> None:
-    sys.stderr = io.StringIO()
-
-
+#: One of each kind that a pool treats differently: what hostile subjects do besides is in fixtures/hostile_subjects.py.
 LEAKS: dict[str, tuple[Callable[[], object], str]] = {
     "environment": (lambda: os.environ.update(LEAKED="1"), "environment left behind: LEAKED (1)"),
     "thread": (_leak_thread, "(leaked)"),
     "process_group": (_leak_group, "process group left behind"),
-    "module_hook": (
-        lambda: register_module_forward_hook(lambda *args: None),
-        "module hook changed: _global_forward_hooks (1)",
-    ),
-    "warnings_filter": (lambda: warnings.simplefilter("ignore", ResourceWarning), "warnings filters changed"),
-    "stream": (_leak_stream, "standard streams changed"),
-    "default_device": (lambda: torch.set_default_device("meta"), "default device changed: cpu before, meta after"),
-    "default_dtype": (lambda: torch.set_default_dtype(torch.float64), "default dtype changed"),
-    "num_threads": (lambda: torch.set_num_threads(2), "number of threads changed: 1 before, 2 after"),
     "grad_mode": (lambda: torch.set_grad_enabled(False), "grad mode changed: True before, False after"),
-    "dispatch_mode": (_leak_dispatch_mode, "dispatch modes changed: 0 before, 1 after"),
-    "deterministic": (lambda: torch.use_deterministic_algorithms(True), "deterministic algorithms changed"),
-    "autocast": (lambda: torch.autocast("cpu").__enter__(), "autocast changed"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Outputs that ask for a gradient although no parameter took part in them, and that remain what they are otherwise."""
+"""Outputs that require a gradient although no parameter was used for them, and are otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from conformance.truth.casts import map_tensors
 from conformance.truth.tensors import is_transformed, outside_transforms
 
 
-def asking(output: Any, came: Callable[[Tensor], None]) -> Any:
-    """Return the output; `came` is called when a tensor in it has got a gradient, not by `torch.autograd.grad`.
+def asking(output: Any, gradient_ready: Callable[[Tensor], None]) -> Any:
+    """Return the output; a backward, not `torch.autograd.grad`, calls `gradient_ready` for each tensor in it.
 
-    Whatever else shares the memory of a tensor still sees what is changed in place. A parameter is returned as it is,
-    as is a tensor of a transform or one of whole numbers, which can have no gradient.
+    Tensors keep their memory, so changes in place still show elsewhere. Parameters, tensors of a transform and tensors
+    of integers, which can have no gradient, are returned as they are.
     """
     asked: dict[int, Tensor] = {}
 
@@ -28,7 +28,7 @@ def asking(output: Any, came: Callable[[Tensor], None]) -> Any:
         if id(owner) not in asked:
             may_be_changed = owner.grad_fn is not None and not owner._is_view()
             one = torch.ones((), device=tensor.device, requires_grad=True)
-            one.register_post_accumulate_grad_hook(came)
+            one.register_post_accumulate_grad_hook(gradient_ready)
             keeping_version = torch.autograd._unsafe_preserve_version_counter((owner,))  # type: ignore[attr-defined]
             with outside_transforms(), keeping_version:
                 asked[id(owner)] = _Asks.apply(owner, may_be_changed, one)
@@ -39,7 +39,7 @@ def asking(output: Any, came: Callable[[Tensor], None]) -> Any:
 
 
 def _owner(tensor: Tensor) -> Tensor:
-    """Return what `tensor` is an ordinary view of, if it is and that has a graph; else `tensor`."""
+    """Return the base of an ordinary view whose base has a graph; else `tensor`."""
     base = tensor._base if tensor._is_view() else None
     is_ordinary = (
         base is None or torch._C._autograd._get_creation_meta(tensor) == torch._C._autograd.CreationMeta.DEFAULT
@@ -52,7 +52,6 @@ class _Asks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, in_place: bool, one: Tensor) -> Tensor:
-        """Return the tensor, or one with its memory."""
         ctx.in_place, ctx.device = in_place, one.device
         if in_place:
             ctx.mark_dirty(tensor)
@@ -61,12 +60,10 @@ class _Asks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
-        """Return the gradient, and zero for the one."""
         return gradients[0], None, torch.zeros((), device=ctx.device)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        """Return the tangent, which counts as changed where the tensor does."""
-        if ctx.in_place:
+        if ctx.in_place:  # the tangent counts as changed like the tensor
             torch.autograd.graph.increment_version(tangents[0])
         return tangents[0]

@@ -1,8 +1,7 @@
-"""`Baton`: ranks are threads of one process, of which one runs at a time; it hands over where it must wait.
+"""`Baton`: ranks are threads of one process; one of them runs at a time, and hands over where it must wait.
 
-A run is therefore the same every time, and a rank that waits for somebody who never comes is found at once, without a
-clock: no thread can go on. What a rank takes for its own although the process has it once, such as the random state,
-is taken off with the baton and put back with it.
+A run is therefore deterministic, and a deadlock is found at once, without a clock: no thread can go on. State of the
+process that belongs to a rank, such as the random state, is saved and restored with the baton.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from typing import Any, Protocol
 
 from conformance.errors import certain, present
 
-#: How long the holder of the baton may compute before the others say that it does not hand over.
+#: How long the holder of the baton may compute before the others raise.
 DEADLINE_S = 100.0
 
 
 class DesertedError(Exception):
-    """Ranks wait for each other and none can go on; says who waits where, and who has ended."""
+    """Ranks wait for each other and none can go on; lists which rank waits where, and which has ended."""
 
 
 class Carried(Protocol):
-    """Something that the process has once and each rank takes for its own."""
+    """State that the process has once and each rank uses as its own."""
 
     def take(self) -> Any:
-        """Return what the rank that runs has left."""
+        """Return the state of the running rank."""
 
     def give(self, state: Any) -> None:
-        """Let the rank that runs next find `state`."""
+        """Install the state of the next rank."""
 
 
 @dataclass(eq=False)
 class Meeting:
-    """Where some ranks meet once: `what` each came for, and what it brought; `results` once all have come."""
+    """A place where ranks meet once: for `what` each arrived, what it brought, and the `results` once all have."""
 
     place: tuple[object, ...]
     members: Sequence[int]
@@ -44,11 +43,11 @@ class Meeting:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come yet."""
+        """The ranks that have not arrived."""
         return [rank for rank in self.members if rank not in self.brought]
 
 
-#: Computes what each rank gets from what each brought, by rank in ascending order; runs once, on the last to come.
+#: Computes each rank's result from the values of all ranks, by ascending rank; runs once, on the last rank to arrive.
 Combine = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 
 
@@ -56,7 +55,7 @@ class Baton:
     """Lets one of several threads run at a time, and makes them meet."""
 
     def __init__(self, num_ranks: int, states: Mapping[int, Sequence[Any]], carried: Sequence[Carried]) -> None:
-        """Begin with rank 0; `states` are what each rank finds of what is `carried`."""
+        """Begin with rank 0; `states` are each rank's states of `carried`."""
         self.num_ranks = num_ranks
         self._turn = threading.Condition()
         self._holder = 0
@@ -83,15 +82,15 @@ class Baton:
         """Whether the thread that asks is `rank`."""
         return self._threads.get(rank) == threading.get_ident()
 
-    def come(self, rank: int, place: tuple[object, ...], members: Sequence[int], what: str, value: Any,
+    def arrive(self, rank: int, place: tuple[object, ...], members: Sequence[int], what: str, value: Any,
              combine: Combine) -> Meeting:  # fmt: skip
-        """Bring `value` to the meeting at `place`, and go on; all `members` must come there for the same thing.
+        """Bring `value` to the meeting at `place`, and go on; all `members` must arrive there for the same `what`.
 
-        Raises `DesertedError` where another member has come for something else; what `combine` raises, every rank gets.
+        Raises `DesertedError` where another member arrived for something else; every rank raises what `combine` raises.
         """
         certain(self._holder == rank, f"rank {rank} meets others while another rank runs")
         meeting = self._meetings.setdefault(place, Meeting(place, members))
-        certain(rank not in meeting.brought, f"rank {rank} came to {place} twice")
+        certain(rank not in meeting.brought, f"rank {rank} arrived at {place} twice")
         meeting.what[rank], meeting.brought[rank] = what, value
         if meeting.missing:
             return meeting
@@ -106,7 +105,7 @@ class Baton:
         return meeting
 
     def wait(self, rank: int, meeting: Meeting) -> Any:
-        """Return what `rank` gets from `meeting`; others run until all members have come there."""
+        """Return the result of `rank` at `meeting`; others run until all members have arrived."""
         if meeting.results is None:
             with self._turn:
                 self._waits[rank] = meeting
@@ -118,7 +117,6 @@ class Baton:
         return present(meeting.results)[rank]
 
     def _hand_over(self, rank: int) -> None:
-        """Let the next rank run that need not wait."""
         self._states[rank] = [one.take() for one in self._carried]
         order = [(rank + step) % self.num_ranks for step in range(1, self.num_ranks + 1)]
         if not any(map(self._can_go_on, order)) and self._running:
@@ -142,7 +140,7 @@ class Baton:
     def _await_turn(self, rank: int) -> None:
         with self._turn:
             if not self._turn.wait_for(lambda: self._holder == rank, DEADLINE_S):
-                late = f"rank {self._holder} has not come to a meeting for {DEADLINE_S:g} s; rank {rank} waits for it"
+                late = f"rank {self._holder} has reached no meeting for {DEADLINE_S:g} s; rank {rank} waits for it"
                 self._error = self._error or DesertedError(late)
                 raise self._error
             for one, state in zip(self._carried, self._states[rank], strict=True):

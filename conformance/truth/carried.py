@@ -1,8 +1,8 @@
-"""Expected facts on their way from the process that computed them: plain data, whatever they contain.
+"""Expected facts as plain data, on their way from the process that computed them.
 
 Expected facts hold tensors and matchers, and matchers hold predicates: functions of a module. No code travels: a
-predicate is a name in one of our own files, which both processes have. So the reader imports, calls and builds nothing
-but what this package defines, whoever wrote the data.
+predicate is a name in this package, which both processes have. The reader imports, calls and builds nothing else,
+whoever wrote the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from conformance.observation import Facts
 
-#: The facts under which a rank reports expected facts: the tensors, and everything else, which refers to them.
+#: The two facts of a rank that hold expected facts: the tensors, and data that refer to them.
 TENSORS, REST = "tensors", "rest"
 
 _OURS = "conformance"
@@ -46,8 +46,7 @@ def unpacked(facts: Facts) -> dict[int, Facts]:
 
     Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` for data that `packed` does not write.
     """
-    expected: dict[int, Facts] = _Unpacker(facts[TENSORS]).unpack(facts[REST])
-    return expected
+    return _Unpacker(facts[TENSORS]).unpack(facts[REST])
 
 
 class _Packer:
@@ -115,7 +114,7 @@ class _Unpacker:
 
 
 def _place(value: Any) -> tuple[str, str]:
-    """Return module and qualified name of a class or function, under which the other process finds the same."""
+    """Return module and qualified name of a class or function, by which the other process finds it."""
     module, name = value.__module__, value.__qualname__
     if _named(module, name) is not value:
         raise TypeError(f"{module}.{name} is another object than this one")

@@ -1,6 +1,6 @@
-"""Mixed precision by casts: a forward computes with casts of the parameters, which stay what they are.
+"""Mixed precision by casts: a forward computes with casts of the parameters, which do not change.
 
-The casts are part of the autograd graph, so gradients come to the parameters in their own dtype.
+The casts are part of the autograd graph, so parameters get gradients in their own dtype.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 @dataclass
 class LowPrecision:
-    """What is cast to what, and nothing where it is None (torch's `_MixedPrecision`; pytorch/pytorch#92882).
+    """The dtypes of casts, None for no cast (torch's `_MixedPrecision`; pytorch/pytorch#92882).
 
-    `full_precision_modules` compute in full precision with all that is in them: inputs are cast up, outputs down.
+    `full_precision_modules` and their submodules compute in full precision: inputs are cast up, outputs down.
     """
 
     param_dtype: torch.dtype | None = None
@@ -33,7 +33,7 @@ class LowPrecision:
 
     @staticmethod
     def of(config: Any) -> LowPrecision:
-        """Read what a user passes as `mixed_precision`: an object with torch's names, or None."""
+        """Read a user's `mixed_precision`: an object with torch's names, or None."""
         if config is None:
             return LowPrecision()
         return LowPrecision(
@@ -51,13 +51,12 @@ class LowPrecision:
                 buffer.data = buffer.data.to(self.buffer_dtype)
 
     def stay_in_backward(self, module: nn.Module) -> None:
-        """Let parts that run again within a backward, as under activation checkpoints, find the casts of forward."""
+        """Let parts that run again in backward, under activation checkpoints, use the casts of forward."""
         for part in module.modules() if self.param_dtype is not None else ():
             part.register_forward_pre_hook(self._put_casts)
             part.register_forward_hook(self._take_casts_away, always_call=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: no casts."""
         return {**vars(self), "_casts": {}}
 
     def _put_casts(self, module: nn.Module, _: Any) -> None:
@@ -84,7 +83,7 @@ class LowPrecision:
 
     @contextmanager
     def _low(self, module: nn.Module, ignored: Collection[str]) -> Iterator[None]:
-        """Let the parts of `module` find casts in place of their parameters; one cast for each parameter."""
+        """Replace the parameters of all parts of `module` by casts, one cast for each parameter."""
         full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
         within = {inner for part in full for inner in part.modules() if inner is not part}
         full = [part for part in full if part not in within]
@@ -97,7 +96,7 @@ class LowPrecision:
                 if parameter is not None and parameter.is_floating_point() and id(parameter) not in kept:
                     replaced.append((part, name, parameter))
                     casts.setdefault(id(parameter), _Cast.apply(parameter, self.param_dtype))
-        if torch.is_grad_enabled():  # a forward without gradients has nothing that runs again in a backward
+        if torch.is_grad_enabled():  # without gradients, nothing runs again in backward
             self._casts = {(id(part), name): casts[id(parameter)] for part, name, parameter in replaced}
         handles = [part.register_forward_pre_hook(lambda _, given: cast(given, torch.float32)) for part in full]
         handles += [part.register_forward_hook(lambda _, __, out: cast(out, self.param_dtype)) for part in full]

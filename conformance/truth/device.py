@@ -1,4 +1,4 @@
-"""Where a truth is computed: the device, which is the rank's own, and the number of threads."""
+"""The device that computes a truth, the rank's own, and the number of threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ _device = _CPU
 
 
 def replica_device() -> torch.device:
-    """Return where a replica's model and data belong: the device of the innermost `on_device`, else the CPU.
-
-    Models of whole numbers need not go there: they give the same on every device.
-    """
+    """Return the device of a replica's model and data: that of the innermost `on_device`, else the CPU."""
     return _device
 
 
 @contextlib.contextmanager
 def on_device(device: torch.device) -> Iterator[None]:
-    """Have truths be computed on `device` within the block."""
+    """Compute truths on `device` within the block."""
     global _device
     before, _device = _device, device
     try:

@@ -1,4 +1,4 @@
-"""Compares two facts bit for bit, and says where and by how much they differ."""
+"""Compares two facts bit for bit, and describes where and by how much they differ."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conformance.observation import Raised, Unmeasured
 
-#: Whole numbers of as many bytes as an element, which tell the signs of zeros.
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Integers of the width of an element, whose comparison distinguishes the signs of zeros.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,15 @@ class Difference:
     max_abs: float = 0.0
 
     def __str__(self) -> str:
-        """Return the reason."""
         return self.reason
 
 
 def difference(expected: Any, got: Any) -> Difference | None:
     """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout, entries and values.
 
-    Real zeros have a sign. It does not depend on the order of a sum: that of -0.0 alone is -0.0, every other 0.0. In
-    complex zeros it depends on how one multiplies. Not-a-numbers equal each other, whatever their payload, which
-    processors choose. Exceptions are equal when type and message are.
+    The sign of a real zero counts, since it does not depend on the order of a sum: a sum of -0.0 alone is -0.0, every
+    other zero 0.0. The sign of a complex zero depends on the multiplication, and does not count. All NaNs are equal,
+    since processors choose the payload. Exceptions are equal when type and message are.
     """
     if isinstance(expected, Tensor) and isinstance(got, Tensor):
         return _of_tensors(expected, got)
@@ -102,31 +101,31 @@ def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
         return None  # as nearly all facts are
     if expected.layout is torch.sparse_coo and (needs := _entries(expected)) != (has := _entries(got)):
         return Difference(f"has entries at {show(has)}, expected entries at {show(needs)}")
-    wanted, came = expected.to_dense(), got.to_dense()
-    differs = ~equal_values(wanted, came)
+    wanted, dense = expected.to_dense(), got.to_dense()
+    differs = ~equal_values(wanted, dense)
     num_differing = int(differs.sum())
     if num_differing == 0:
         return None
     index = tuple(int(i) for i in differs.nonzero()[0])
     wide = torch.complex128 if wanted.is_complex() else torch.float64
-    gap = (came.to(wide) - wanted.to(wide)).abs()
+    gap = (dense.to(wide) - wanted.to(wide)).abs()
     finite = gap[differs & gap.isfinite()]
     max_abs = float(finite.max()) if finite.numel() else math.inf
     place = f" at {list(index)}" if index else ""
-    first = f"first{place}: expected {wanted[index].item()!r}, got {came[index].item()!r}"
-    count = f"{num_differing} of {came.numel()} element(s)"
+    first = f"first{place}: expected {wanted[index].item()!r}, got {dense[index].item()!r}"
+    count = f"{num_differing} of {dense.numel()} element(s)"
     return Difference(
-        f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, came.numel(), max_abs
+        f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, dense.numel(), max_abs
     )
 
 
 def _same_bits(expected: Tensor, got: Tensor) -> bool:
-    whole = _WHOLE.get(expected.itemsize)
-    return whole is not None and torch.equal(expected.view(whole), got.view(whole))
+    integers = _INTEGERS.get(expected.itemsize)
+    return integers is not None and torch.equal(expected.view(integers), got.view(integers))
 
 
 def _entries(tensor: Tensor) -> list[Any]:
-    """Return where a sparse tensor has entries, zeros among them, in ascending order; rows where it has whole rows."""
+    """Return the sorted indices of a sparse tensor's entries, zeros included; row numbers if it has whole rows."""
     places: list[Any] = tensor.coalesce().indices().t().tolist()
     return [place[0] for place in places] if tensor.sparse_dim() == 1 else places
 
@@ -147,8 +146,8 @@ def _of_mappings(expected: Mapping[Any, Any], got: Mapping[Any, Any]) -> Differe
 
 
 def _of_sequences(expected: Sequence[Any], got: Sequence[Any]) -> Difference | None:
-    for position, (wanted, came) in enumerate(zip(expected, got, strict=False)):
-        if found := difference(wanted, came):
+    for position, pair in enumerate(zip(expected, got, strict=False)):
+        if found := difference(*pair):
             return Difference(f"at position {position} {found.reason}")
     if len(expected) != len(got):
         return Difference(f"has {len(got)} item(s), expected {len(expected)}: {show(got)} for {show(expected)}")

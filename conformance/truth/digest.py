@@ -1,4 +1,4 @@
-"""A digest of an expected fact, which tells it from every other."""
+"""A digest of an expected fact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.truth.expected import AnyOf, Close, Matcher
 
 
 def parts(value: Any) -> Iterator[bytes]:
-    """Yield what tells `value`, an expected fact, from every other."""
+    """Yield the parts of `value`, an expected fact, that distinguish it from every other."""
     yield type(value).__name__.encode()
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)} {value.layout}".encode()

@@ -1,4 +1,4 @@
-"""What an expected fact may be besides an exact value, and how an observed fact is compared with it."""
+"""Matchers: expected facts other than exact values, and their comparison with observed facts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from conformance.truth.difference import Difference, difference, kind, show
 class Raises:
     """An exception whose type, or one of its bases, is in `types`, and whose message contains all of `mentions`.
 
-    Case does not matter in `mentions`; which words a message must hold is the requirement's business, not its wording.
-    Of words in a tuple, which say the same, one is enough.
+    Case does not matter in `mentions`. Of words in a tuple, which mean the same, one is enough.
     """
 
     types: tuple[str, ...] = ("Exception",)
@@ -56,7 +55,6 @@ class Close:
     because: str
 
     def __post_init__(self) -> None:
-        """Refuse a tolerance that nobody has argued for."""
         if not self.because:
             raise ValueError("Close needs `because`: bitwise equality is the rule, a tolerance is an argued exception")
 
@@ -66,8 +64,8 @@ class Close:
             exact = difference(self.value, got)
             if exact is None or exact.num_differing == 0:
                 return exact
-            wanted, came = self.value.to_dense(), got.to_dense()
-            close = torch.isclose(came, wanted, rtol=self.rtol, atol=self.atol, equal_nan=True)
+            wanted, got = self.value.to_dense(), got.to_dense()
+            close = torch.isclose(got, wanted, rtol=self.rtol, atol=self.atol, equal_nan=True)
         elif isinstance(self.value, float | int) and isinstance(got, float | int):
             close = torch.isclose(
                 torch.tensor(float(got), dtype=torch.float64),
@@ -96,7 +94,6 @@ class AnyOf:
     choices: tuple[Any, ...]
 
     def __init__(self, *choices: Any) -> None:
-        """Take the choices; at least two."""
         if len(choices) < 2:
             raise ValueError(f"AnyOf needs at least two choices, got {len(choices)}")
         object.__setattr__(self, "choices", choices)
@@ -109,18 +106,17 @@ class AnyOf:
             if found is None:
                 return None
             reasons.append(found.reason)
-        if (alike := self.alike(got)) is not None:  # where one is of the same kind, how others differ tells nothing
+        if (alike := self.alike(got)) is not None:  # choices of another kind differ in nothing that helps
             others = [describe(choice) for choice in self.choices if choice is not alike]
             return Difference(f"{present(mismatch(alike, got)).reason}; allowed instead: {' or '.join(others)}")
         return Difference(f"is none of the {len(self.choices)} allowed: it " + "; it ".join(reasons))
 
     def alike(self, got: Any) -> Any:
-        """Return the one choice that is of the same kind as `got`; None if none is, or several."""
+        """Return the only choice of the same kind as `got`, if there is only one."""
         found = [choice for choice in self.choices if _is_alike(choice, got)]
         return found[0] if len(found) == 1 else None
 
     def __str__(self) -> str:
-        """Return the choices, joined by `or`."""
         return " or ".join(describe(choice) for choice in self.choices)
 
 
@@ -133,7 +129,6 @@ class Anything:
         return None
 
     def __str__(self) -> str:
-        """Return `anything`."""
         return "anything"
 
 
@@ -149,7 +144,7 @@ class Satisfies:
     arguments: tuple[Any, ...] = ()
 
     def mismatch(self, got: Any) -> Difference | None:
-        """Return None if the predicate holds. A predicate that raises cannot judge such a value: it does not hold."""
+        """Return None if the predicate holds; a predicate that raises does not hold."""
         try:
             holds = self.predicate(got, *self.arguments)
         except Exception as error:
@@ -157,47 +152,45 @@ class Satisfies:
         return None if holds else Difference(f"is {show(got)}, expected {self.name}")
 
     def __str__(self) -> str:
-        """Return the name."""
         return self.name
 
 
 def is_at_least(got: float, least: float) -> bool:
-    """Whether a number is at least `least`: a predicate, as `is_at_most`."""
+    """Return `got >= least`, a predicate of `Satisfies`."""
     return got >= least
 
 
 def is_at_most(got: float, most: float) -> bool:
-    """Whether a number is at most `most`."""
+    """Return `got <= most`, a predicate of `Satisfies`."""
     return got <= most
 
 
 def at_least(least: float, what: str = "") -> Satisfies:
-    """Return what a number of `what` of at least `least` satisfies."""
+    """Return a matcher of numbers >= `least`; `what` is their unit."""
     return Satisfies(f"at least {least} {what}".rstrip(), is_at_least, (least,))
 
 
 def at_most(most: float, what: str = "") -> Satisfies:
-    """Return what a number of `what` of at most `most` satisfies."""
+    """Return a matcher of numbers <= `most`; `what` is their unit."""
     return Satisfies(f"at most {most} {what}".rstrip(), is_at_most, (most,))
 
 
 @dataclass(frozen=True)
 class Right:
-    """A judgement that a rank came to itself: an empty text, where others are a clause that says what is wrong.
+    """The judgement of a rank that nothing is wrong: an empty text; otherwise its text is a clause.
 
-    The text `besides` says that there was nothing to judge.
+    The text `besides` means that the rank had nothing to judge.
     """
 
     besides: str = ""
 
     def mismatch(self, got: Any) -> Difference | None:
-        """Return None if `got` is an empty text, or `besides`, else what it says."""
+        """Return None if `got` is an empty text, or `besides`, else its text."""
         if got in ("", self.besides):
             return None
         return Difference(got if isinstance(got, str) else f"is {show(got)}, expected a judgement")
 
     def __str__(self) -> str:
-        """Return what is expected, in words."""
         return "nothing wrong"
 
 
@@ -229,14 +222,13 @@ def is_open(expected: Any) -> bool:
 
 
 def exact_value(expected: Any) -> Any:
-    """Return the value that an expected fact is about, None where it is open or where None is expected."""
+    """Return the exact or approximate value of an expected fact; None where it is open or where None is expected."""
     if isinstance(expected, Close):
         return expected.value
     return None if isinstance(expected, Matcher) else expected
 
 
 def _words(mention: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of which one must be mentioned."""
     return (mention,) if isinstance(mention, str) else mention
 
 

@@ -1,7 +1,4 @@
-"""What ranks bring to a mean and take from it, and the one mean of a parameter's gradients.
-
-The mean is exact, or an error of our own: nothing else could be compared bitwise.
-"""
+"""What ranks bring to a mean and take from it, and the mean of a parameter's gradients: exact, or an error."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from torch import Tensor
 from conformance.errors import certain
 from conformance.models.exact import exact_mean
 
-#: The gradients that ranks take away, by the names of their parameters; where a comm hook is to reduce, one rank's own,
-#: which shows the layout.
+#: The gradients that ranks take, by the names of their parameters; where a comm hook reduces, one rank's own gradients,
+#: which show the layout.
 Means = dict[str, Tensor]
 
 
@@ -27,7 +24,7 @@ class Brought:
     used: frozenset[str]
 
 
-#: What a rank brings that has run out of data.
+#: What a rank without data brings.
 NOTHING = Brought({}, frozenset())
 
 
@@ -35,8 +32,8 @@ def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None
     """Return the sum of `gradients`, of at most `divisor` ranks, divided by `divisor`; ranks without one count as zero.
 
     Real gradients are rounded to `dtype` first, if it is given; the mean has the dtype of the gradients. It is sparse
-    where all are, with the rows that any of them has. Where one is not finite, the mean is none of finite numbers.
-    Raises `InexactError` where the sum depends on its order, `AssertionError` for gradients of more ranks.
+    if all are, with the rows of any of them. Where one is not finite, the mean is not either. Raises `InexactError`
+    where the sum depends on its order.
     """
     certain(len(gradients) <= divisor, f"gradients of {len(gradients)} ranks are divided by {divisor}")
     own = gradients[0].dtype

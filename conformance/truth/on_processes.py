@@ -1,7 +1,7 @@
-"""`PlainDDP` over torch's process groups: those of plain ranks, and those of real processes.
+"""`PlainDDP` over torch's process groups, of plain ranks and of real processes.
 
-On real ones it is a DDP under test like any other, `--ddp conformance.truth.on_processes:PlainDDP`: it must pass every
-chapter about values whose truth it computes; it has none of the traffic that other chapters judge.
+On real processes it is a DDP under test, `--ddp conformance.truth.on_processes:PlainDDP`: it must pass every chapter
+about values whose truth it computes; it has none of the traffic that other chapters judge.
 """
 
 from __future__ import annotations
@@ -20,33 +20,29 @@ from conformance.truth.place import Place
 from conformance.truth.plain_group import PlainGroup
 
 
-class RealPlace:
-    """Where the processes of a group meet: everyone sends what it brings to everyone."""
+class _RealPlace:
+    """A `Place` of real processes: each sends its values to all."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Meet over `group`."""
         self.group = group
 
     def rank(self) -> int:
-        """Return this process's number in the group."""
         return self.group.rank()
 
     def size(self) -> int:
-        """Return the number of processes."""
         return self.group.size()
 
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Meet at once: all processes of the group must call it in the same order."""
+    def arrive(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Exchange at once: all processes of the group must call it in the same order."""
         brought: list[Any] = [None] * self.size()
         dist.all_gather_object(brought, value, group=self.group)
         return combine(brought)[self.rank()]
 
     def outcome(self, meeting: Any) -> Any:
-        """Return what `come` returned."""
         return meeting
 
 
-#: What the wrappers of a process share. Plain ranks are many in one process: each has its own at its default group.
+#: Shared by the wrappers of a process. Plain ranks are threads of one process: each has its own at its default group.
 _BACKWARDS = Backwards()
 
 
@@ -78,4 +74,4 @@ class PlainDDP(plain_ddp.PlainDDP):
         return {}
 
     def _place_of(self, group: dist.ProcessGroup) -> Place:
-        return group if isinstance(group, PlainGroup) else RealPlace(group)
+        return group if isinstance(group, PlainGroup) else _RealPlace(group)

@@ -1,4 +1,4 @@
-"""`Place`: where the ranks of a group meet, whether they are threads that take turns or processes."""
+"""`Place`: where the ranks of a group, threads that take turns or processes, exchange values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 
 class Place(Protocol):
-    """Where the ranks of a group meet: each brings a value and takes one away."""
+    """Where the ranks of a group exchange values."""
 
     @property
     def group(self) -> Any:
-        """The process group that it stands for."""
+        """The process group."""
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -20,22 +20,22 @@ class Place(Protocol):
     def size(self) -> int:
         """Return the number of ranks."""
 
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Bring `value`; `outcome` takes what this returns, and may be what waits for the other ranks.
+    def arrive(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Bring `value` to a meeting, and return it for `outcome`; only that need wait for the other ranks.
 
-        All ranks of the group must call it. `of`, the wrapper's number, and `what` name the exchange, the same on all.
-        `combine` gets the values of all ranks in their order, and returns for each rank what it takes away.
+        All ranks of the group must call it. `of`, the wrapper's number, and `what` name the meeting, the same on all
+        ranks. `combine` gets the values of all ranks in their order, and returns the result of each.
         """
 
     def outcome(self, meeting: Any) -> Any:
-        """Return what this rank gets; waits for the others."""
+        """Return this rank's result; waits for the others."""
 
 
 def wrapper_number(place: Place, copy_of: Any = None) -> tuple[Any, int]:
-    """Return the number of a wrapper of a place, or of one that is the `copy_of` the wrapper with this number.
+    """Return the number of a wrapper of a place, or of a copy of the wrapper with the number `copy_of`.
 
-    Ranks build their wrappers in the same order, so wrappers that belong together have the same number. Copies count
-    apart: one rank may make some alone.
+    Ranks build their wrappers in the same order, so corresponding wrappers have the same number. Copies count apart,
+    because one rank may make a copy alone.
     """
     if not hasattr(place, "num_wrappers"):
         place.num_wrappers = Counter()  # type: ignore[attr-defined]

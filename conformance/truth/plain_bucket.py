@@ -1,4 +1,4 @@
-"""What a comm hook is given: the surface of `torch.distributed.GradBucket` over the gradient of one parameter."""
+"""The argument of a comm hook: the surface of `torch.distributed.GradBucket` over the gradient of one parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ class PlainBucket:
     """One parameter's gradient as a bucket; flat, or as it is where it is sparse."""
 
     def __init__(self, index: int, parameter: Tensor, gradient: Tensor, *, is_last: bool) -> None:
-        """Take a copy of `gradient`."""
         self._index = index
         self._parameter = parameter
         self._is_last = is_last
@@ -41,13 +40,13 @@ class PlainBucket:
         return self._is_last
 
     def set_buffer(self, tensor: Tensor) -> None:
-        """Let `tensor` stand for the buffer from now on."""
+        """Replace the buffer by `tensor`."""
         self._buffer = tensor
 
     def reduced_by(self, hook: Callable[[Any], Any]) -> Tensor:
-        """Return what the future of `hook` holds, in the parameter's shape and dtype unless it is sparse."""
+        """Return the result of the future of `hook`, in the parameter's shape and dtype unless it is sparse."""
         result = hook(self).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        if self._parameter.is_complex() and not tensor.is_complex():  # torch's collectives give the numbers' parts
+        if self._parameter.is_complex() and not tensor.is_complex():  # torch's collectives return real views
             tensor = torch.view_as_complex(tensor.view(-1, 2))
         return tensor if tensor.is_sparse else tensor.view_as(self._parameter).to(self._parameter.dtype)

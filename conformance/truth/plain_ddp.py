@@ -1,14 +1,14 @@
 """`PlainDDP`: what a DDP must do, said once and as plainly as possible; every other DDP is measured against it.
 
-There are no buckets, nothing overlaps, and nothing depends on the order in which gradients come. Ranks exchange values
-on four occasions: at construction (rank 0's state goes to all), before a forward (rank 0's buffers), at the end of a
-backward (each parameter that any rank used gets the mean of all ranks' gradients), and in a join context. How values
-travel is not said here: `Place` (`place.py`) hands them over, and `Backwards` (`backwards.py`) calls `bring_gradients`
-and `take_means` when a backward is over.
+There are no buckets, nothing overlaps, and nothing depends on the order in which gradients become ready. Ranks exchange
+values on four occasions: at construction (rank 0's state goes to all), before a forward (rank 0's buffers), at the end
+of a backward (each parameter that any rank used gets the mean of all ranks' gradients), and in a join context. A
+`Place` (`place.py`) exchanges the values; `Backwards` (`backwards.py`) calls `bring_gradients` and `take_means` when a
+backward is over.
 
-Whoever reads this for the first time reads `__init__`, `forward`, `came`, `bring_gradients`, `_means` and `take_means`:
-that is a DDP. Every other passage is about one option or one unusual use. Nothing here says how much is sent, when, or
-what is refused. `passages.toml` says which requirements each passage defines.
+Read `__init__`, `forward`, `gradient_ready`, `bring_gradients`, `_means` and `take_means` first: they are a DDP. Every
+other passage is about one option or one unusual use. This module does not define traffic or refusals. `passages.toml`
+lists the requirements that each passage defines.
 
 Sources are torch's documentation of DistributedDataParallel (torch 2.13), its design note "Distributed Data Parallel",
 and the issues named at a rule.
@@ -36,14 +36,7 @@ from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrapper_number
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-from conformance.truth.tensors import (
-    a_copy,
-    laid_out,
-    leads_to,
-    nodes_behind,
-    outside_transforms,
-    tensors_in,
-)
+from conformance.truth.tensors import a_copy, laid_out, leads_to, nodes_behind, outside_transforms, tensors_in
 
 
 class PlainDDP(nn.Module, Joinable):
@@ -68,16 +61,16 @@ class PlainDDP(nn.Module, Joinable):
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._all: dict[str, nn.Parameter] = {}  # frozen ones, too
-        # Those that have ever required a gradient: of a copy, those of the original.
+        # Parameters that have ever required a gradient, in a copy or its original.
         had, known = dict(module.named_parameters()), options.get("averaged", ())
         self._averaged: dict[str, nn.Parameter] = {name: had[name] for name in known if name in had}
-        self._listened_to: dict[str, nn.Parameter] = {}  # those with a hook that calls `came`
-        self._used: set[str] = set()  # those that have got a gradient since the last mean
+        self._hooked: dict[str, nn.Parameter] = {}  # with a hook that calls `gradient_ready`
+        self._used: set[str] = set()  # with a new gradient since the last mean
         self._allows_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
-        self._listen()
+        self._hook_parameters()
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
-        self._awaits_backward = False  # a synchronised forward has run, and its means have not come
+        self._awaits_backward = False  # between a synchronised forward and its means
         self._finalizes_by_hand = False
         self._not_final: list[Any] = []  # means that wait for `finalize_backward`
         self.noticed = Noticed()
@@ -95,7 +88,7 @@ class PlainDDP(nn.Module, Joinable):
     # -- holders: outputs hold a wrapper as its user does; once they alone do, other backwards are the user's own ------
 
     def _begin_to_be_held(self) -> None:
-        """Make a second object of the same `__dict__`: outputs hold that one, so that the user alone holds this one."""
+        """Make a second object with the same `__dict__` for outputs to hold: only the user holds this one."""
         double = object.__new__(type(self))
         object.__setattr__(double, "__dict__", self.__dict__)
         object.__setattr__(self, "_for_outputs", double)
@@ -108,7 +101,7 @@ class PlainDDP(nn.Module, Joinable):
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
 
     def _share_model(self, root: int, *, with_buffers: bool) -> None:
-        """Give every rank the parameters of `root`, frozen ones too, and its buffers; not what is to be ignored."""
+        """Give every rank the parameters of `root`, frozen ones too, and its buffers, except ignored ones."""
         tensors: dict[str, Tensor] = {**dict(self.module.named_parameters())}
         if with_buffers:
             tensors |= dict(self.module.named_buffers())
@@ -121,12 +114,12 @@ class PlainDDP(nn.Module, Joinable):
         if self.place.rank() != root:
             with torch.no_grad():
                 for name, tensor in mine.items():
-                    tensor.data.copy_(theirs[name])  # what autograd has saved of a buffer does not change by it
+                    tensor.data.copy_(theirs[name])  # `data`: the version that autograd has saved stays
 
     # -- buffers: rank 0's before a forward, if the forward before it was synchronised (`forward_sync_buffers`) -------
 
     def _choose_buffers(self, options: Mapping[str, Any]) -> None:
-        """Read both names of the option; the older, `broadcast_buffers`, also rules the sharing at construction."""
+        """Read both names of the option; `broadcast_buffers`, the older, also applies at construction."""
         older, newer = options.get("broadcast_buffers"), options.get("forward_sync_buffers")
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
@@ -140,7 +133,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def _share_buffers(self, root: int) -> None:
         if self._buffer_hook is None and self.will_sync_module_buffers():
-            with outside_transforms():  # what ranks exchange is no part of what the user transforms
+            with outside_transforms():  # the exchange is not part of the user's transform
                 self._share("buffers", dict(self.module.named_buffers()), root)
 
     # -- buffer hooks: a function of the user's shares them instead, behind a forward or before it --------------------
@@ -161,14 +154,13 @@ class PlainDDP(nn.Module, Joinable):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Return what the module returns. Its backward is synchronised unless it runs under `no_sync` or `no_grad`.
+        """Return what the module returns; its backward is synchronised unless this is under `no_sync` or `no_grad`.
 
-        That is decided here, wherever the backward runs ("no_sync", documentation). Of several forwards before one
-        backward all belong to it.
+        Where the backward runs does not matter ("no_sync", documentation). All forwards before a backward belong to it.
         """
         if self._not_final and torch.is_grad_enabled():
             raise RuntimeError("the last backward is not final: call finalize_backward")
-        self._listen()
+        self._hook_parameters()
         self._take_over_optimizers()
         if torch._C._current_graph_task_id() == -1:  # else this forward runs within a backward, as in a checkpoint
             self._backwards.forget()
@@ -192,20 +184,20 @@ class PlainDDP(nn.Module, Joinable):
         return output
 
     def _asking_for_gradients(self, output: Any) -> Any:
-        """Return the output, which asks for a gradient even where this rank used no parameter.
+        """Return the output, which requires a gradient even if this rank used no parameter.
 
-        Other ranks, if there are any, may have used some: this one must have a backward, too, and so come to the mean.
+        Another rank may have used one: this rank must have a backward, too, to take part in the mean.
         """
         if self.place.size() == 1 or not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
-        return asking(output, self._for_outputs._nothing_came)
+        return asking(output, self._for_outputs._reached_without_parameters)
 
     def _uses_ours(self, tensor: Tensor) -> bool:
         return leads_to(tensor, self._averaged.values())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let forwards within the block be local: their gradients are accumulated, and averaged with the next ones."""
+        """Make forwards in the block local: their gradients accumulate, and are averaged with the next ones."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -214,11 +206,11 @@ class PlainDDP(nn.Module, Joinable):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean.
+    def _hook_parameters(self) -> None:
+        """Notice every gradient: it marks its parameter as used until the next mean, also in a local backward.
 
-        Parameters that have come into the module since the last forward are averaged as well; tensors that stand in for
-        parameters in one call (`torch.func.functional_call`) are none.
+        Parameters that were added since the last forward are averaged, too, but no tensors that replace parameters in
+        one call (`torch.func.functional_call`).
         """
         for name, parameter in self.module.named_parameters():
             if name in self._ignored or not isinstance(parameter, nn.Parameter):
@@ -226,37 +218,37 @@ class PlainDDP(nn.Module, Joinable):
             self._all[name] = parameter
             if name in self._averaged:
                 self._averaged[name] = parameter
-            if parameter.requires_grad and self._listened_to.get(name) is not parameter:
-                self._averaged[name] = parameter
-                self._listened_to[name] = parameter
+            if parameter.requires_grad and self._hooked.get(name) is not parameter:
+                self._averaged[name] = self._hooked[name] = parameter
                 self._used.discard(name)
-                parameter.register_post_accumulate_grad_hook(partial(_came, self._noticing, name))
+                parameter.register_post_accumulate_grad_hook(partial(_gradient_ready, self._noticing, name))
 
-    def came(self, name: str, parameter: Tensor) -> None:
-        """Take note of a gradient of the parameter that is called `name`."""
-        if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
+    def gradient_ready(self, name: str, parameter: Tensor) -> None:
+        """Note a new gradient of the parameter that is called `name`."""
+        if parameter.requires_grad:  # else it was frozen after the forward, and has no gradient
             self._used.add(name)
             self.noticed.brought.add(parameter)
             if self._awaits_backward:
                 self._backwards.reached()
 
     def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
-        self._listen()  # where other tensors stood in for a new parameter in forward, it is seen now
-        self.noticed.came_to_output(synchronised=synchronises, used_a_parameter=is_ours)
-        self._backwards.reached()  # of a local backward, too: what a checkpoint runs within is no backward by itself
+        self._hook_parameters()  # also a new parameter for which another tensor stood in during forward
+        self.noticed.reached_output(synchronised=synchronises, used_a_parameter=is_ours)
+        self._backwards.reached()  # also for a local backward: it may run within a checkpoint's
 
-    def _nothing_came(self, _: Any) -> None:
+    def _reached_without_parameters(self, _: Any) -> None:
         self.noticed.may_bring_nothing = True
         self._backwards.reached()
 
     @property
     def takes_part(self) -> bool:
-        """Whether the backward that is over is one of this wrapper's.
+        """Whether the backward that is over belongs to this wrapper.
 
-        A backward that reached an output of a synchronised forward is, unless that used a parameter and no gradient
-        came: `torch.autograd.grad` accumulates none. One that brought gradients and reached no output is, while such a
-        forward awaits its backward and the user holds the wrapper: outputs may hide, or a loss use a parameter
-        past them. Gradients of what it shares with a wrapper whose output was reached are that wrapper's.
+        It does if it reached an output of a synchronised forward, unless that used a parameter and none got a gradient:
+        `torch.autograd.grad` accumulates nothing. If it reached no output it does, too, provided that it brought
+        gradients, a synchronised forward awaits its backward, and the user holds the wrapper: an output may be hidden,
+        or a loss may use a parameter directly. Gradients of parameters that another wrapper shares belong to the
+        wrapper whose output was reached.
         """
         if self.noticed.may_bring_nothing:
             return True
@@ -264,18 +256,18 @@ class PlainDDP(nn.Module, Joinable):
         return bool(self.noticed.brought) and (self.noticed.synchronised or awaits)
 
     def bring_gradients(self) -> Any:
-        """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
+        """Bring this rank's gradients at the end of a backward; all wrappers do before any takes a mean."""
         mine = {name: a_copy(one.grad) for name, one in self._all.items() if one.grad is not None}
-        return self._come_for_means(Brought(mine, frozenset(self._used)))
+        return self._bring(Brought(mine, frozenset(self._used)))
 
-    def _come_for_means(self, brought: Brought) -> Any:
-        return self.place.come(self._number, "gradients", brought, self._means)
+    def _bring(self, brought: Brought) -> Any:
+        return self.place.arrive(self._number, "gradients", brought, self._means)
 
     def _means(self, ranks: Sequence[Brought]) -> list[Means | None]:
         """Return the mean of each parameter that any rank has used; None if no rank has used any.
 
-        A rank that has no gradient of such a parameter counts as zero. A parameter that nobody has used is left alone:
-        its gradient stays what it is, or None (`find_unused_parameters`, documentation).
+        A rank without a gradient counts as zero. The gradient of a parameter that no rank has used does not change
+        (`find_unused_parameters`, documentation).
         """
         if not any(each.used for each in ranks):
             return [None] * len(ranks)
@@ -284,12 +276,12 @@ class PlainDDP(nn.Module, Joinable):
             gradients = [each.gradients[name] for each in ranks if name in each.gradients]
             if gradients and any(name in each.used for each in ranks):
                 wire = self._casts.communication_dtype
-                # A comm hook reduces by itself: then only the name counts, and whether the gradient is sparse.
+                # A comm hook reduces by itself: it needs the name, and whether the gradient is sparse.
                 means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else gradients[0]
         return [means] * len(ranks)
 
     def take_means(self, meeting: Any) -> None:
-        """Replace this rank's gradients by the means, or leave that to `finalize_backward`."""
+        """Replace this rank's gradients by the means, or keep them for `finalize_backward`."""
         if self._finalizes_by_hand:
             self._awaits_backward = False
             self._not_final = [meeting]
@@ -300,7 +292,7 @@ class PlainDDP(nn.Module, Joinable):
 
     @property
     def require_manual_backward_finalization(self) -> bool:
-        """Whether a backward leaves the means to the user; may be set while none is expected."""
+        """Whether the user finalizes backwards; may be set while none is awaited."""
         return self._finalizes_by_hand
 
     @require_manual_backward_finalization.setter
@@ -312,13 +304,13 @@ class PlainDDP(nn.Module, Joinable):
     should_finalize_after_backward = property(lambda self: self._finalizes_by_hand)
 
     def finalize_backward(self) -> None:
-        """Take the means that the last backward has left; raises if there are none."""
+        """Take the means of the last backward; raises if there are none."""
         if not self._not_final:
             raise RuntimeError("finalize_backward: no backward has left any means")
         self._take(self._not_final.pop())
 
     def _take(self, meeting: Any) -> None:
-        """Replace this rank's gradients by the means; then step the optimizers that run in backward."""
+        """Replace this rank's gradients by the means; then step the optimizers in backward."""
         means: Means | None = self.place.outcome(meeting)
         if means is None:
             return
@@ -327,7 +319,7 @@ class PlainDDP(nn.Module, Joinable):
         reduced = (
             means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}
         )
-        for name in means:  # a rank that has frozen a parameter gets the mean of the others'
+        for name in means:  # also on a rank that has frozen the parameter
             parameter = self._all[name]
             parameter.grad = laid_out(reduced[name], parameter)
         self._step_optimizers(means)
@@ -335,12 +327,12 @@ class PlainDDP(nn.Module, Joinable):
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in the module's order."""
+        """Reduce by `hook(state, bucket)`; each parameter is a bucket, in the module's order."""
         self._state_and_hook = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
-        """Average as ever for ALLREDUCE, in half precision for FP16_COMPRESS."""
+        """Average as usual for ALLREDUCE, in half precision for FP16_COMPRESS."""
         if "FP16" in str(kind):
             self._casts.communication_dtype = torch.float16
 
@@ -353,7 +345,7 @@ class PlainDDP(nn.Module, Joinable):
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
     def _take_over_optimizers(self) -> None:
-        """Before the first forward, remove torch's hooks, which would step with this rank's own gradients."""
+        """Before the first forward, remove torch's hooks, which would step with local gradients."""
         if self._optimizers_are_ours:
             return
         self._optimizers_are_ours = True
@@ -364,7 +356,7 @@ class PlainDDP(nn.Module, Joinable):
     def _register_fused_optim(
         self, kind: Callable[..., Any], *args: Any, optim_params: Any = None, **settings: Any
     ) -> None:
-        """Let an optimizer of this kind step the parameters, or those in `optim_params`, in backward."""
+        """Step the parameters, or `optim_params`, in backward by an optimizer of this kind."""
         chosen: Any = self._averaged.values() if optim_params is None else optim_params
         for parameter in chosen:
             parameter._in_backward_optimizers = [kind([parameter], *args, **settings)]
@@ -388,7 +380,7 @@ class PlainDDP(nn.Module, Joinable):
                     divide_by_initial_world_size=divide_by_initial_world_size)  # fmt: skip
 
     def join_hook(self, **kwargs: Any) -> PlainJoinHook:
-        """Return what this rank does once it has run out of data; a join context calls it."""
+        """Return the hook of a rank without data; a join context calls it."""
         self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return PlainJoinHook(self)
 
@@ -408,7 +400,7 @@ class PlainDDP(nn.Module, Joinable):
         return self.process_group
 
     def _agree_in_join(self, synchronises: bool) -> int:
-        """Return whose buffers count: within a join context those of the last rank that has data, else rank 0's."""
+        """Return the rank that shares its buffers: in a join context the last rank with data, else 0."""
         if not self._join_config.enable:  # torch's `Joinable` has it; `enable` is True within a join context
             self._divisor = self.place.size()
             return 0
@@ -417,14 +409,14 @@ class PlainDDP(nn.Module, Joinable):
         return self.agree_on_round(synchronises)[1]
 
     def agree_on_round(self, synchronises: bool | None) -> tuple[int, int]:
-        """Return how many ranks synchronise in this round, and the last one that has data. None: this one has none."""
+        """Return how many ranks synchronise in this round, and the last rank with data; None: this rank has none."""
         answers = self._meet("who has data", synchronises, lambda brought: [brought] * len(brought))
         num_syncing = sum(answer is True for answer in answers)
         self._divisor = self.place.size() if self._divides_by_all else max(1, num_syncing)
         return num_syncing, max((rank for rank, answer in enumerate(answers) if answer is not None), default=0)
 
     def shadow_round(self) -> None:
-        """Take part in a round of the other ranks: in the sharing of buffers and in the means, with nothing."""
+        """Take part in a round of the other ranks without data: in the sharing of buffers and in the means."""
         num_syncing, last = self.agree_on_round(None)
         self._share_buffers(last)
         if self._buffer_hook is not None and self.will_sync_module_buffers():
@@ -433,10 +425,10 @@ class PlainDDP(nn.Module, Joinable):
         if num_syncing:
             for parameter in self._averaged.values():
                 parameter.grad = None
-            self._take(self._come_for_means(NOTHING))
+            self._take(self._bring(NOTHING))
 
     def take_last_state(self, *, is_mine: bool) -> None:
-        """Take the state of the last of those ranks that say it is theirs; from now on the context is over."""
+        """Take the state of the last rank whose `is_mine` is true; the context is over."""
         answers = self._meet("who joined last", is_mine, lambda brought: [brought] * len(brought))
         last = max(rank for rank, says_so in enumerate(answers) if says_so)
         self._share_model(last, with_buffers=self.forward_sync_buffers)
@@ -445,29 +437,28 @@ class PlainDDP(nn.Module, Joinable):
     # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
+        """Build the copy with the same comm hook, without communication."""
         options = {**self._options, "init_sync": False, "averaged": tuple(self._averaged), "copy_of": self._number}
         return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 
     def _update_process_group(self, group: Any) -> None:
-        """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
+        """Average over another group. All its ranks call it; other ranks, whose group is a number, may."""
         if not isinstance(group, int):
             place = self._place_of(group)
             self.place, self._number, self._divisor = place, wrapper_number(place), place.size()
             self._buffers_are_due = True
 
     def _place_of(self, group: Any) -> Place:
-        place: Place = group
-        return place
+        return group
 
     def _remove_autograd_hooks(self) -> None:
         """Stop: backwards are local from now on."""
         self._backwards.remove(self._for_outputs)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        return self.place.outcome(self.place.come(self._number, what, value, combine))
+        return self.place.outcome(self.place.arrive(self._number, what, value, combine))
 
 
 def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:
@@ -477,7 +468,7 @@ def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any,
     return wrapper
 
 
-def _came(wrapper: weakref.ref[PlainDDP], name: str, parameter: Tensor) -> None:
-    """Tell the wrapper, if it is there, of a gradient; what a parameter's hooks hold is never collected as garbage."""
+def _gradient_ready(wrapper: weakref.ref[PlainDDP], name: str, parameter: Tensor) -> None:
+    """Report a new gradient to the wrapper, if it is alive: a hook's strong reference would leak it."""
     if (noticing := wrapper()) is not None:
-        noticing.came(name, parameter)
+        noticing.gradient_ready(name, parameter)

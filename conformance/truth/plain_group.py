@@ -1,7 +1,7 @@
-"""`PlainGroup`: a process group between plain ranks, whose operations meet at the baton; sums in the order of ranks.
+"""`PlainGroup`: a process group of plain ranks, whose operations are meetings at the baton; sums in rank order.
 
-The functions of `torch.distributed`, and what is built on them (autograd functions, optimizers, hooks), reach it as
-they reach any process group that is written in Python.
+The functions of `torch.distributed`, and autograd functions, optimizers and hooks that use them, call it like any
+process group that is written in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance.truth.baton import Baton, Meeting
 #: torch numbers a process's groups. The ranks of one process begin at different multiples of this number.
 FIRST_NUMBER = 1_000_000
 
-#: What plain groups are said to be made of: a backend that every torch has for every device.
+#: The backend that plain groups name: every torch has it for every device.
 BACKEND = "gloo"
 
 _OPERATIONS: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = {
@@ -38,11 +38,10 @@ _OPERATIONS: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class PlainWork(dist.Work):
-    """One operation of one rank. `wait` hands the baton over until the others have come."""
+class _PlainWork(dist.Work):
+    """One operation of one rank. `wait` hands the baton over until the other ranks have arrived."""
 
     def __init__(self, baton: Baton, rank: int, meeting: Meeting, results: list[Tensor]) -> None:
-        """Begin with an operation that the rank has posted; its `results` are where the outputs go."""
         super().__init__()
         self._baton = baton
         self._rank = rank
@@ -55,16 +54,15 @@ class PlainWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether all ranks have come; a rank that polls lets the others come first."""
+        """Return True, after all ranks have arrived: a rank that polls hands the baton over."""
         self.wait()
         return True
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Wait, and return a future of the outputs that is done: nothing here overlaps."""
+        """Wait, and return a completed future of the outputs."""
         self.wait()
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self._results)
@@ -73,7 +71,7 @@ class PlainWork(dist.Work):
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank passes to an operation: the tensors that it reads, copied, and those that it writes."""
+    """The arguments of an operation on a rank: copies of its input tensors, and its output tensors."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
@@ -83,7 +81,7 @@ class PlainGroup(dist.ProcessGroup):
     """One rank's view of a group of plain ranks; `members` are the ranks of the world in the order of the group."""
 
     def __init__(self, baton: Baton, members: Sequence[int], rank: int, name: str) -> None:
-        """Join `rank`, of the world, to the group that all members call `name`. Not collective."""
+        """Make the view of global rank `rank` of the group `name`. Not collective."""
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
         self.baton = baton
         self.group = self
@@ -94,17 +92,17 @@ class PlainGroup(dist.ProcessGroup):
         self._indices = itertools.count()
         self._private: dict[object, itertools.count[int]] = {}
         self._peers: dict[tuple[str, int, int], itertools.count[int]] = {}
-        self._kept: deque[PlainWork] = deque(maxlen=64)  # C++ code that is handed one keeps its C++ part only
+        self._kept: deque[_PlainWork] = deque(maxlen=64)  # C++ code keeps only the C++ part of a Work
         self._given_name = ""
 
     def meet(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Meet the other ranks outside of the group's order of operations, and return this rank's result.
 
-        `of` is whose meeting it is, the same on all ranks; `combine` gets what ranks brought, in the group's order.
+        `of` names the meeting's owner, the same on all ranks; `combine` gets the values of ranks, in the group's order.
         """
-        return self.baton.wait(self._me, self.come(of, what, value, combine))
+        return self.outcome(self.arrive(of, what, value, combine))
 
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Meeting:
+    def arrive(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Meeting:
         """Bring `value` to a meeting as `meet` does, and go on. `baton.wait` returns this rank's result."""
         index = next(self._private.setdefault(of, itertools.count()))
 
@@ -112,10 +110,10 @@ class PlainGroup(dist.ProcessGroup):
             results = combine([brought[member] for member in self.members])
             return dict(zip(self.members, results, strict=True))
 
-        return self.baton.come(self._me, (*self._place, of, index), self.members, what, value, by_member)
+        return self.baton.arrive(self._me, (*self._place, of, index), self.members, what, value, by_member)
 
     def outcome(self, meeting: Meeting) -> Any:
-        """Wait for the others, and return this rank's result of a meeting to which it has come."""
+        """Wait for the others, and return this rank's result of a meeting."""
         return self.baton.wait(self._me, meeting)
 
     def new_group(self, ranks: Sequence[int], *, group_name: str, **_: Any) -> PlainGroup | None:
@@ -126,7 +124,7 @@ class PlainGroup(dist.ProcessGroup):
         group._set_group_name(group_name)  # type: ignore[arg-type]
         return group
 
-    # What torch asks of a group by these names.
+    # Methods that torch calls by these names.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name of the backend that every torch knows."""
@@ -152,21 +150,21 @@ class PlainGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    # Collectives: each says what a rank reads, what it writes, and how the one comes of the others'.
+    # Collectives: each passes a rank's inputs and outputs, and a function that computes all outputs from all inputs.
 
-    def _issue(self, what: str, call: Call, combine: Callable[[list[Call]], None]) -> PlainWork:
+    def _issue(self, what: str, call: Call, combine: Callable[[list[Call]], None]) -> _PlainWork:
         def run(brought: Mapping[int, Call]) -> dict[int, None]:
             with torch.no_grad():
                 combine([brought[member] for member in self.members])
             return dict.fromkeys(brought)
 
         place = (*self._place, next(self._indices))
-        meeting = self.baton.come(self._me, place, self.members, what, call, run)
-        work = PlainWork(self.baton, self._me, meeting, call.outputs)
+        meeting = self.baton.arrive(self._me, place, self.members, what, call, run)
+        work = _PlainWork(self.baton, self._me, meeting, call.outputs)
         self._kept.append(work)
         return work
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Replace each tensor by the reduction over ranks."""
         operation = _operation(options)
 
@@ -177,7 +175,7 @@ class PlainGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce  # type: ignore[assignment]
 
-    def reduce(self, tensors: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def reduce(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Replace the root's tensor by the reduction over ranks."""
         root, operation = options.rootRank, _operation(options)
 
@@ -186,7 +184,7 @@ class PlainGroup(dist.ProcessGroup):
 
         return self._issue(f"reduce of {_shapes(tensors)} to {root}", _in_place(tensors), combine)
 
-    def broadcast(self, tensors: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def broadcast(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Replace each tensor by the root's."""
         root = options.rootRank
 
@@ -195,23 +193,23 @@ class PlainGroup(dist.ProcessGroup):
 
         return self._issue(f"broadcast of {_shapes(tensors)} from {root}", _in_place(tensors), combine)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Give every rank all ranks' tensors, as a list."""
         return self._gathered(outputs[0], inputs[0])
 
-    def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> PlainWork:
+    def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
         """Give every rank all ranks' tensors, one after another."""
         return self._gathered(list(output.view(self.size(), *given.shape).unbind()), given)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
-    def _gathered(self, outputs: list[Tensor], given: Tensor) -> PlainWork:
+    def _gathered(self, outputs: list[Tensor], given: Tensor) -> _PlainWork:
         def combine(calls: list[Call]) -> None:
             _hand_out(calls, [call.inputs[0] for call in calls])
 
         return self._issue(f"all_gather of {_shapes([given])}", Call([_copy(given)], outputs), combine)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> PlainWork:  # type: ignore[override]
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
         """Give the root all ranks' tensors, as a list."""
 
         def combine(calls: list[Call]) -> None:
@@ -221,7 +219,7 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(inputs[0])], outputs[0] if outputs else [])
         return self._issue(f"gather of {_shapes(inputs)} to {options.rootRank}", call, combine)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any) -> PlainWork:  # type: ignore[override]
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any) -> _PlainWork:  # type: ignore[override]
         """Give each rank one tensor of the root's list."""
 
         def combine(calls: list[Call]) -> None:
@@ -231,17 +229,17 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(each) for each in inputs[0]] if inputs else [], list(outputs))
         return self._issue(f"scatter of {_shapes(outputs)} from {options.rootRank}", call, combine)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> PlainWork:  # type: ignore[override]
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> _PlainWork:  # type: ignore[override]
         """Give each rank the reduction of one tensor of the lists."""
         return self._reduced_and_scattered(outputs[0], inputs[0], options)
 
-    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> PlainWork:
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
         """Give each rank the reduction of one part of the tensors."""
         return self._reduced_and_scattered(output, list(given.view(self.size(), *output.shape).unbind()), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
-    def _reduced_and_scattered(self, output: Tensor, inputs: list[Tensor], options: Any) -> PlainWork:
+    def _reduced_and_scattered(self, output: Tensor, inputs: list[Tensor], options: Any) -> _PlainWork:
         operation = _operation(options)
 
         def combine(calls: list[Call]) -> None:
@@ -251,7 +249,7 @@ class PlainGroup(dist.ProcessGroup):
         call = Call([_copy(each) for each in inputs], [output])
         return self._issue(f"reduce_scatter of {_shapes(inputs)}", call, combine)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> PlainWork:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> _PlainWork:
         """Give each rank one tensor of every rank's list."""
 
         def combine(calls: list[Call]) -> None:
@@ -263,13 +261,13 @@ class PlainGroup(dist.ProcessGroup):
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, output_sizes: list[int], input_sizes: list[int], options: Any = None
-    ) -> PlainWork:
+    ) -> _PlainWork:
         """Give each rank one part of every rank's tensor; parts are equal where no sizes are given."""
         return self.alltoall(_parts(output, output_sizes, self.size()), _parts(given, input_sizes, self.size()))
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = None) -> PlainWork:
+    def barrier(self, opts: Any = None) -> _PlainWork:
         """Wait for all ranks."""
         return self._issue("barrier", Call([], []), lambda _: None)
 
@@ -277,15 +275,15 @@ class PlainGroup(dist.ProcessGroup):
         """Wait for all ranks."""
         self.barrier().wait()
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> PlainWork:
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
         """Send a tensor to the rank `peer` of the group."""
         return self._between(self.rank(), peer, Call([_copy(tensors[0])], []))
 
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> PlainWork:
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
         """Receive a tensor from the rank `peer` of the group."""
         return self._between(peer, self.rank(), Call([], [tensors[0].detach()]))
 
-    def _between(self, sender: int, receiver: int, call: Call) -> PlainWork:
+    def _between(self, sender: int, receiver: int, call: Call) -> _PlainWork:
         pair = self.members[sender], self.members[receiver]
 
         def combine(calls: Mapping[int, Call]) -> dict[int, None]:
@@ -294,8 +292,8 @@ class PlainGroup(dist.ProcessGroup):
 
         what = f"send from {sender} to {receiver}"
         index = next(self._peers.setdefault((what, *pair), itertools.count()))
-        meeting = self.baton.come(self._me, (*self._place, what, index), pair, what, call, combine)
-        return PlainWork(self.baton, self._me, meeting, call.outputs)
+        meeting = self.baton.arrive(self._me, (*self._place, what, index), pair, what, call, combine)
+        return _PlainWork(self.baton, self._me, meeting, call.outputs)
 
 
 def _operation(options: Any) -> Any:
@@ -333,5 +331,5 @@ def _shapes(tensors: Sequence[Tensor]) -> str:
 
 
 def _shared(name: str) -> str:
-    """Return what all ranks call the group that torch has named so on this one; see `RankWorld`."""
+    """Return the name on all ranks of the group that torch has named `name` on this rank; see `RankWorld`."""
     return str(int(name) % FIRST_NUMBER) if name.isdecimal() else name

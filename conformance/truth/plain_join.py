@@ -1,4 +1,4 @@
-"""What a rank that has run out of data does in a join context, for the wrapper that it has there."""
+"""The join hook of a plain wrapper: what a rank without data does in a join context."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ class Joining(Protocol):
         """Take part in a round of the other ranks."""
 
     def take_last_state(self, *, is_mine: bool) -> None:
-        """Take the state of a rank that joined last; `is_mine` where this is one."""
+        """Take the state of a rank that joined last; `is_mine` on such a rank."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return those of the module."""
+        """Return the module's parameters."""
 
 
 class PlainJoin(Join):
-    """torch's context, which would leave a filter of warnings behind."""
+    """torch's context, without the filter of warnings that it leaves behind."""
 
     def __exit__(self, *raised: Any) -> None:
-        """Go along with the other ranks until all have run out of data."""
+        """Shadow the other ranks until all have run out of data."""
         with warnings.catch_warnings():
             super().__exit__(*raised)
 
 
 class PlainJoinHook(JoinHook):
-    """Goes along with the other ranks, and at the end takes the state of one that had data longest."""
+    """Shadows the other ranks, and at the end takes the state of a rank that joined last."""
 
     def __init__(self, wrapper: Joining) -> None:
-        """Begin for `wrapper`."""
         self._wrapper = wrapper
         self._own: dict[nn.Parameter, Tensor | None] | None = None  # gradients from before the first round
 
     def main_hook(self) -> None:
-        """Take part in one round; `torch.distributed.algorithms.Join` calls it as long as others have data."""
+        """Shadow one round; `torch.distributed.algorithms.Join` calls it while other ranks have data."""
         if self._own is None:
             self._own = {parameter: parameter.grad for parameter in self._wrapper.parameters()}
         self._wrapper.shadow_round()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """End: this rank's own gradients are as it left them, and the state is that of a rank that joined last."""
+        """Restore this rank's own gradients, and take the state of a rank that joined last."""
         for parameter, gradient in (self._own or {}).items():
             parameter.grad = gradient
         self._wrapper.take_last_state(is_mine=is_last_joiner)

@@ -1,4 +1,4 @@
-"""Runs a function once per rank, on threads that take turns, each in a world of `torch.distributed` of its own."""
+"""Runs a function once per rank, on threads that take turns, each with its own world of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from conformance.truth.plain_group import BACKEND, FIRST_NUMBER, PlainGroup
 
 
 class RankWorld(distributed_c10d._World):
-    """What `torch.distributed` knows in one rank: its groups. torch keeps it once per process."""
+    """The groups of one rank in `torch.distributed`, which torch keeps once per process."""
 
     def __init__(self, rank: int) -> None:
-        """Begin without groups; the names that torch gives to this rank's are no other rank's of the process."""
+        """Begin without groups; torch gives this rank's groups names that no other rank of the process has."""
         super().__init__()
         self._count = FIRST_NUMBER * (rank + 1)
         self._tables: dict[str, dict[Any, Any]] = {}
@@ -57,14 +57,14 @@ class RankWorld(distributed_c10d._World):
         self._count = value
 
     def make_default(self, group: PlainGroup) -> None:
-        """Make `group` the default one; the world must be the process's at this moment."""
+        """Make `group` the default group; the world must be installed."""
         name = distributed_c10d._process_group_name([], use_hashed_name=False)
         distributed_c10d._update_default_pg(group)
         self._know(group, name)
         group._set_group_name(name)
 
     def make(self, ranks: Sequence[int], group_name: str) -> PlainGroup | None:
-        """Make a group of `ranks` as `torch.distributed.new_group` asks for one; None on other ranks."""
+        """Make a group of `ranks` for `torch.distributed.new_group`; None on other ranks."""
         group = instance(self.default_pg, PlainGroup).new_group(ranks, group_name=group_name)
         if group is not None:
             self._know(group, group_name)
@@ -81,7 +81,7 @@ class RankWorld(distributed_c10d._World):
         _register_process_group(name, group)
 
     def forget(self) -> None:
-        """Give the names of all groups back; the world must be the process's at this moment."""
+        """Unregister all groups; the world must be installed."""
         for name in self.pg_names.values():
             _unregister_process_group(name)
         self._tables.clear()
@@ -89,19 +89,17 @@ class RankWorld(distributed_c10d._World):
 
 
 class _World:
-    """`torch.distributed`'s state as something that each rank takes for its own."""
+    """The state of `torch.distributed`."""
 
     def take(self) -> Any:
         return distributed_c10d._world
 
     def give(self, state: Any) -> None:
         distributed_c10d._world = state
-        distributed_c10d._update_default_pg(state.default_pg)  # C++ code has its own note of the default group
+        distributed_c10d._update_default_pg(state.default_pg)  # also in C++
 
 
 class _RandomState:
-    """The random states of torch, NumPy and Python."""
-
     def take(self) -> Any:
         return torch.get_rng_state(), np.random.get_state(), random.getstate()
 
@@ -112,7 +110,7 @@ class _RandomState:
 
 
 class _Warnings:
-    """What `warnings.catch_warnings` and `torch.set_warn_always` change, which a rank must find as it has left it."""
+    """The state that `warnings.catch_warnings` and `torch.set_warn_always` change."""
 
     _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
 
@@ -127,7 +125,7 @@ class _Warnings:
 
 
 class _Debugging:
-    """Whether backwards look for anomalies, and how much `torch.distributed` tells."""
+    """Anomaly detection and the debug level of `torch.distributed`."""
 
     def take(self) -> Any:
         return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), get_debug_level()
@@ -138,7 +136,7 @@ class _Debugging:
 
 
 class _Environment:
-    """The variables of the environment, as they are stored: to decode them took a third of what is carried."""
+    """The environment's variables, undecoded: decoding took a third of the time of a switch."""
 
     def take(self) -> Any:
         return dict(os.environ._data)  # type: ignore[attr-defined]
@@ -161,7 +159,7 @@ def _as_it_was(*carried: Any) -> Iterator[None]:
 
 @contextmanager
 def _new_groups_are_plain() -> Iterator[None]:
-    """Let `torch.distributed.new_group` make plain groups: before torch 2.13 it does not ask the default group."""
+    """Make `torch.distributed.new_group` create plain groups: before torch 2.13 it does not call the default group."""
     if hasattr(distributed_c10d, "_register_pg_in_world"):
         yield
         return
@@ -176,9 +174,9 @@ def _new_groups_are_plain() -> Iterator[None]:
 
 @contextmanager
 def _backwards_run_where_they_are_called() -> Iterator[None]:
-    """Let every thread that starts, a program's own too, run its backwards by itself, on whatever device.
+    """Make every new thread, also of a program, run its backwards itself, on any device.
 
-    A device's thread would run those of all ranks, and wait in one for the others.
+    A device's thread would run the backwards of all ranks, and wait in one for the others.
     """
     usual = threading.Thread.run
 
@@ -193,8 +191,7 @@ def _backwards_run_where_they_are_called() -> Iterator[None]:
 def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Mapping[int, Any]:
     """Return what `main(rank, default group)` returns on each of `num_ranks` plain ranks.
 
-    Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
-    `DesertedError` where ranks wait for each other.
+    Every rank begins with the caller's random state. Raises the first error of a rank; `DesertedError` for a deadlock.
     """
     world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _Debugging())
     with _as_it_was(world, *others), _new_groups_are_plain(), _backwards_run_where_they_are_called():
@@ -226,6 +223,6 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
         for one in worlds:
             world.give(one)
             one.forget()
-    if errors:  # those who waited in vain came to nothing because of the others
+    if errors:  # a deserted rank is a consequence
         raise next((error for error in errors if not isinstance(error, DesertedError)), errors[0])
     return {rank: results[rank] for rank in range(num_ranks)}

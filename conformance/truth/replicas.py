@@ -1,7 +1,6 @@
 """Data-parallel training without DDP and without collectives: all ranks' replicas in one process.
 
-For programs that plain ranks cannot run: what is compiled, and what uses a device's streams. All others are measured
-against `plain_ddp`.
+For programs that plain ranks cannot run: compiled ones, and users of a device's streams. `plain_ddp` is for all others.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from conformance.truth.means import sparse_like
 
 
 def broadcasts_buffers(options: Mapping[str, Any]) -> bool:
-    """Tell whether DDP `options` ask for buffers to be broadcast before forward.
+    """Whether DDP `options` broadcast buffers before forward.
 
-    `forward_sync_buffers` wins over the older `broadcast_buffers`; both default to True (torch 2.13 DDP documentation).
+    `forward_sync_buffers` overrides the older `broadcast_buffers`; both default to True (torch 2.13 DDP documentation).
     """
     chosen = options.get("forward_sync_buffers")
     return bool(options.get("broadcast_buffers", True) if chosen is None else chosen)
@@ -31,7 +30,6 @@ class Replicas:
     def __init__(
         self, modules: Sequence[nn.Module], *, ignored: frozenset[str] = frozenset(), broadcast_buffers: bool = True
     ) -> None:
-        """Take over `modules`, one per rank, whose `ignored` parameters and buffers stay local."""
         self.modules = list(modules)
         self._ignored = ignored
         self._broadcast_buffers = broadcast_buffers
@@ -48,20 +46,22 @@ class Replicas:
         """Give every replica rank 0's buffers, if the forward before this one synchronised or this is the first."""
         if not (self._broadcast_buffers and self._buffers_due):
             return
-        share_buffers(self.modules, self._ignored)
+        root = dict(self.modules[0].named_buffers())
+        with torch.no_grad():
+            for module in self.modules[1:]:
+                for name, buffer in module.named_buffers():
+                    if name not in self._ignored:
+                        buffer.copy_(root[name])
 
     def after_forward(self, *, synchronised: bool) -> None:
-        """Note whether the forward that all ranks ran was to be followed by a synchronised backward.
-
-        A forward under `no_sync` or `torch.no_grad` is not.
-        """
+        """Note whether the forward of all ranks was synchronised: not under `no_sync` or `torch.no_grad`."""
         self._buffers_due = synchronised
 
     def average_gradients(self) -> None:
-        """Replace each gradient by its mean over ranks; a rank that has none counts as zero.
+        """Replace each gradient by its mean over ranks; a rank without one counts as zero.
 
-        A parameter that no rank used in any backward since the last mean keeps the gradient that it has, or None.
-        Raises AssertionError where the mean is not exact.
+        A parameter that no rank has used since the last mean keeps its gradient, or None. Raises `InexactError` where
+        the mean is not exact.
         """
         for name in self._named[0]:
             if name in self._used and name not in self._ignored:
@@ -70,27 +70,16 @@ class Replicas:
 
     def _note_use(self, name: str) -> Any:
         def note(parameter: Tensor) -> None:
-            if parameter.requires_grad:  # else it was frozen since the forward: autograd calls this, but brings nothing
+            if parameter.requires_grad:  # else it was frozen since the forward: autograd calls this without a gradient
                 self._used.add(name)
 
         return note
 
 
-def share_buffers(modules: Sequence[nn.Module], ignored: frozenset[str] = frozenset()) -> None:
-    """Give every module the first one's buffers, but for those in `ignored`."""
-    root = dict(modules[0].named_buffers())
-    with torch.no_grad():
-        for module in modules[1:]:
-            for name, buffer in module.named_buffers():
-                if name not in ignored:
-                    buffer.copy_(root[name])
-
-
 def average(parameters: Sequence[Tensor]) -> None:
     """Replace the gradients of one parameter, one tensor per rank, by their mean; no gradient counts as zero.
 
-    Each rank's keeps its layout; where there is none, it gets that of the parameter. Raises AssertionError where the
-    mean is not exact.
+    Each keeps its layout, or gets the parameter's. Raises `InexactError` where the mean is not exact.
     """
     gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]

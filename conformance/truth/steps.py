@@ -1,4 +1,4 @@
-"""The truth about steps that a program writes itself, computed on one module for each rank."""
+"""The truth of steps that a program writes itself, computed with one module per rank."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def simulate_steps(
 ) -> Mapping[int, Facts]:
     """Run `step` on every rank's replica without DDP, average, and return the facts of each rank.
 
-    Gradients are set to None before every step. The facts are `step<k>/grad/<name>` and whatever `step` returns, as
-    `step<k>/<name>`. Raises AssertionError where a mean is not exact.
+    Gradients are set to None before every step. The facts are `step<k>/grad/<name>`, and `step<k>/<name>` for what
+    `step` returns. Raises `InexactError` where a mean is not exact.
     """
     with single_threaded():
         world = Replicas(replicas, ignored=ignored)

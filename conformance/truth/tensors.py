@@ -1,4 +1,4 @@
-"""Tensors as `PlainDDP` takes them from a rank and gives them to it: copied, laid out anew, found in an output."""
+"""Functions of `PlainDDP` on tensors: copies, layouts, the tensors of an output and their graphs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def nodes_behind(output: Tensor) -> list[Any]:
-    """Return the nodes of autograd that a backward from `output` comes to, whatever is made of it until then.
+    """Return the autograd nodes that a backward from `output` reaches, also after changes of `output` in place.
 
-    A view that is changed in place gets another node, and that of the tensor of which it is a view stays. A tensor of a
-    transform stands for one that the transform will hand out.
+    Then a view gets another node, but its base keeps its own. A tensor of a transform is unwrapped.
     """
     while is_transformed(output):
         output = torch._C._functorch.get_unwrapped(output)
@@ -45,12 +44,12 @@ outside_transforms = temporarily_clear_interpreter_stack
 
 
 def a_copy(tensor: Tensor) -> Tensor:
-    """Return a copy that no graph knows."""
+    """Return a copy that is in no graph."""
     return tensor.detach().clone()
 
 
 def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
-    """Return the mean as a rank's own gradient, in the layout of the one that it had, or else of the parameter."""
+    """Return the mean in the layout of the parameter's gradient, or else of the parameter."""
     if mean.is_sparse:
         return mean.clone()
     like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad

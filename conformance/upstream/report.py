@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.errors import ReportError
-from conformance.run.environment import capture_environment
 from conformance.upstream.comparison import Comparison, Row
 from conformance.upstream.outcome import TestOutcome, TestRun
 
@@ -53,11 +52,11 @@ def prepare_report(path: Path) -> None:
         raise ReportError(f"cannot write {path}: {error.strerror}; nothing was run. Name another --report") from error
 
 
-def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write all results of every test to `path`; raises `ReportError`."""
+def write_comparison(path: Path, comparison: Comparison, environment: Mapping[str, Any]) -> None:
+    """Write all results of every test to `path`, with the `environment` in which they ran; raises `ReportError`."""
     data = {
         "schema_version": SCHEMA_VERSION,
-        "environment": capture_environment(),
+        "environment": environment,
         "subject": comparison.subject,
         "conforms": comparison.conforms,
         "counts": {

@@ -56,11 +56,7 @@ def check_flags(**given: Any) -> None:
 
 
 def check_nested(module: nn.Module, members: Sequence[ManagedParameter], gradient_as_bucket_view: bool) -> None:
-    """Raise `ValueError` where a DDP in `module` averages one of `members`, and a bucket of one of the two holds it.
-
-    A gradient can live in one bucket only; the outer DDP would average what the inner one's all-reduce is writing.
-    Parameters that are frozen, or that the inner one ignores, it does not average.
-    """
+    """Raise `ValueError` where a DDP inside `module` averages one of `members` too, and one of the two has views."""
     averaged = {id(member.parameter) for member in members}
     for name, inner in module.named_modules():
         is_ddp = isinstance(inner, Joinable) and hasattr(inner, "reducer")
@@ -90,7 +86,7 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
                 f"Only 1D device mesh is supported, that of data parallelism, but got {device_mesh}. "
                 "Slice a larger mesh, e.g. mesh['dp']"
             )
-        return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
+        return device_mesh.get_group(mesh_dim=0)
     if process_group is not None:
         return _checked_group(process_group)
     if not dist.is_initialized():

@@ -25,20 +25,13 @@ SHAPE_AND_DTYPE: Final = attrgetter("shape", "dtype")
 
 
 def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[str, Tensor]:
-    """Return the buffers that DDP copies from one rank to all others, by name.
-
-    The wrapper calls it before each forward, because a module may replace its buffers (pytorch/pytorch#63916). Those on
-    the meta device hold no data to copy.
-    """
+    """Return by name the buffers to be copied, found in each forward (pytorch/pytorch#63916); meta ones are empty."""
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored and not buffer.is_meta}
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLayouts:
-    """The buffers that were compared last: what their memory is made of, and by name in words.
-
-    `num_changes`: how often ranks have compared them since construction, because some have changed.
-    """
+    """The buffers that were compared last: their memory, their description by name, how many comparisons preceded."""
 
     parts: tuple[tuple[torch.Size, torch.dtype], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
@@ -60,12 +53,7 @@ class BufferLayouts:
 def broadcast_state(
     tensors: Sequence[Tensor], group: dist.ProcessGroup, device: torch.device, group_src: int = 0
 ) -> None:
-    """Overwrite `tensors` with those of the group's rank `group_src`, whatever device each is on.
-
-    A tensor on another kind of device than `device` (say a CPU buffer in a module on an accelerator,
-    pytorch/pytorch#109103) travels through `device`, since the group's backend may serve only that one.
-    All ranks must call it.
-    """
+    """Overwrite `tensors`, on any device, with those of rank `group_src`, through `device`. All ranks must call it."""
     if {found.type for found in set(map(attrgetter("device"), tensors))} <= {device.type}:  # in C, as mostly
         collectives.broadcast_coalesced(tensors, group, group_src)
         return
@@ -148,7 +136,7 @@ class CopiedState(TorchSurface):
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None and buffers:
             self.reducer.check_finished()
-            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
+            with self.reducer.peers.awaiting("forward", "the buffer comm hook", of_others=False):
                 self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         tensors = memory("buffer", buffers)
@@ -164,10 +152,7 @@ class CopiedState(TorchSurface):
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
     ) -> None:
-        """Let `hook(state, {name: buffer})` synchronise buffers, before or after each forward, on every rank.
-
-        It may return futures, which are waited for when the backward ends.
-        """
+        """Let `hook(state, {name: buffer})` synchronise buffers in place of the broadcast, on every rank."""
         if not callable(hook):
             raise TypeError(f"a buffer comm hook must be callable; got {type(hook).__name__}")
         self._buffer_hook = BufferHook(hook, state, BufferHookLocation[comm_hook_location.name])
@@ -187,11 +172,9 @@ class CopiedState(TorchSurface):
         broadcast_state(tensors, self.process_group, self.device, group_src)
 
     def _compare(self, layouts: BufferLayouts) -> None:
-        """Compare the layouts of buffers, which are not as they were when they were compared last, with other ranks'.
+        """Compare the layouts of buffers, which have changed, with those that other ranks leave in the store.
 
-        The module has replaced some, and so on every rank: this one waits until all have left word of theirs in the
-        store, if there is one. Raises `ReplicaMismatchError` naming one that differs, and what the store raises when
-        the group's timeout ends and a rank has said nothing, because its buffers are as they were.
+        Raises `ReplicaMismatchError` naming one that differs, and the store's error after the group's timeout.
         """
         changed = self._buffer_layouts.changed_to(layouts)
         with self.reducer.between_backwards(f"the other ranks' buffers, because here {changed}"):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Never
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.api.arguments import (
@@ -39,20 +39,34 @@ from ddp_impl.base.nested_tensors import find_tensors, move
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, BufferHook, bind_hook, builtin_hook
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
-from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.who_averages import ForwardFacts, InGraph, in_graph
+from ddp_impl.compile.compiled_calls import (
+    ActiveCompiler,
+    CompiledCalls,
+    InGraph,
+    compiler_behind,
+    in_graph,
+    runs_outside_graphs,
+)
+from ddp_impl.compile.graph_split import AveragedParameters
+from ddp_impl.compile.in_graph import InGraphReducer
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
 from ddp_impl.module.replicas import describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.reducer import company
-from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
+from ddp_impl.reducer.company import Construction, company
+from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.user_hooks import take_over_optimizers
+from ddp_impl.reducer.reduction import take_over_optimizers
+from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward, in_compiled_backward
 from ddp_impl.torch_internals.compile import frame_callback
-from ddp_impl.torch_internals.tensors import ignored_names, num_nodes, outside_transforms, transforms_active
+from ddp_impl.torch_internals.tensors import (
+    has_tensor_hooks,
+    ignored_names,
+    num_nodes,
+    num_post_accumulate_hooks,
+    outside_transforms,
+    transforms_active,
+)
 from ddp_impl.wire.collectives import BROADCAST_CHUNK_BYTES, backend_of, rank_in, size_of
 from ddp_impl.wire.peers import Peers, slow_waits
 
@@ -183,11 +197,9 @@ class DistributedDataParallel(JoinedWrapper):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.forward_sync_buffers, init_sync_buffers = buffer_policy(broadcast_buffers, forward_sync_buffers)
-        self._divide_by_initial_world_size = True
         self._comm_hook: tuple[Any, Any] | None = None
         self._buffer_hook: BufferHook | None = None
         self._lazy_init_ran = False
-        self._authoritative_rank = 0
         self._has_buffers = bool(self.modules_buffers)
         self._options = ReducerOptions(
             caps=caps,
@@ -200,7 +212,7 @@ class DistributedDataParallel(JoinedWrapper):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
-        self._copied: company.Construction = ()
+        self._copied: Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
         self._peers.say_whether_compared(init_sync)
         self._knows_others = init_sync  # as far as they have said whether they compare
@@ -215,7 +227,7 @@ class DistributedDataParallel(JoinedWrapper):
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 agreed = verify_replicas(
-                    mine, self.process_group, self.device, in_company=company.wrapper_lives(),
+                    mine, self.process_group, self.device, in_company=company.wrapper_lives,
                     meanwhile=partial(self._peers.refuse_unlike, compares=True),
                 )  # fmt: skip
                 self._in_company, self._peers.company.run = agreed.in_company, self._peers.company.run or agreed.run
@@ -235,10 +247,7 @@ class DistributedDataParallel(JoinedWrapper):
 
     @runs_outside_graphs
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised.
-
-        Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
-        """
+        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised."""
         callback = frame_callback()
         if callback is None:
             return self._forward(None, inputs, kwargs)
@@ -262,10 +271,7 @@ class DistributedDataParallel(JoinedWrapper):
                 raise
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
-
-        What overrides it is compiled without cuts, because it need not call the module.
-        """
+        """Call the wrapped module; a subclass may call another method of it, and is then compiled without cuts."""
         call = self._compiled_calls.current(self.module)
         if self._caster is None:
             return call(*inputs, **kwargs)
@@ -313,19 +319,13 @@ class DistributedDataParallel(JoinedWrapper):
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
         if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
             return None
+        reducer, calls = self.reducer, self._compiled_calls
+        synchronises = self._synchronises and not reducer.hooks.are_removed
         return in_graph(
-            self._compiled_calls.reduction,
-            ForwardFacts(
-                synchronises=self._synchronises and not self.reducer.hooks.are_removed,
-                averaged=self._compiled_calls.averaged,
-                options=self._options,
-                group=self.process_group,
-                comm_hook=self._comm_hook,
-                joins=self._join_config.enable,
-                steps_optimizers=self.reducer.reduction.steps_optimizers,
-                param_dtype=None if self._caster is None else self._caster.config.param_dtype,
-            ),
-        )
+            calls.reduction, calls.averaged, self._options, self.process_group,
+            reducer_must=not synchronises or self._join_config.enable or reducer.reduction.steps_optimizers,
+            comm_hook=self._comm_hook, param_dtype=None if self._caster is None else self._caster.config.param_dtype,
+        )  # fmt: skip
 
     def _post_forward(self, output: Any) -> Any:
         if self._buffer_hook is not None and self._check_sync_bufs_post_fwd():
@@ -366,9 +366,8 @@ class DistributedDataParallel(JoinedWrapper):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally: forwards run inside are not synchronised, whenever their backward runs.
 
-        The next forward and backward outside average everything that was accumulated. Re-entrant; restored when the
-        block raises. Ranks may run different numbers of forwards inside; where forwards synchronise buffers, every rank
-        must use it for the same ones.
+        The next forward and backward outside average all that was accumulated. Ranks may run different numbers of
+        forwards inside; where forwards synchronise buffers, every rank must use it for the same ones.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -380,10 +379,9 @@ class DistributedDataParallel(JoinedWrapper):
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Let `hook(state, bucket)` reduce each bucket instead of the default all-reduce; every rank the same hook.
+        """Let `hook(state, bucket)` reduce each `GradBucket`, which is not divided; every rank the same hook.
 
-        `bucket` is a `GradBucket` whose buffer holds this rank's gradients, not divided; the hook returns a
-        `torch.futures.Future` of the reduced 1-D tensor. Raises `RuntimeError` when a hook is registered already,
+        It returns a `torch.futures.Future` of the reduced tensor. Raises `RuntimeError` when one is registered already,
         `TypeError`/`ValueError` for one that cannot be called like this.
         """
         try:
@@ -411,11 +409,7 @@ class DistributedDataParallel(JoinedWrapper):
     # -- pickling -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: group and reducer.
-
-        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing or went
-        to parameters that DDP does not average.
-        """
+        """Leave out group and reducer; raises `RuntimeError` off the default group, and if averages are missing."""
         if self.process_group is not dist.group.WORLD:
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported with the default process group: the copy is attached to "
@@ -438,6 +432,7 @@ class DistributedDataParallel(JoinedWrapper):
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
         self._peers = Peers(self.process_group, copy_of=copy_of)
+        self._knows_others = True  # as far as a copy asks them
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
@@ -490,6 +485,67 @@ class DistributedDataParallel(JoinedWrapper):
                 self.register_comm_hook(state, hook)
 
 
+class InGraphBackwards:
+    """Who averages when a backward reaches a forward that was compiled to average: its graph, or the reducer.
+
+    A graph averages what it computes, and a DDP what accumulates. They are the same where every parameter of the
+    wrapper accumulates in this backward, into an empty `.grad`, from this forward alone, and no hook of the user's
+    looks on. Otherwise the graph's collectives do nothing, and the reducer averages `.grad` behind the hooks, as in
+    eager mode; or nobody does (`torch.autograd.grad`). A rank decides alone: the buckets are those of a graph that
+    concatenates. Where the user has graphs coalesce, or fuse nothing, ranks must decide alike.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._num_forwards = 0  # since the last such backward that accumulates began
+        self._number = -1  # of that backward
+        self._is_plain = True
+
+    def forward_ran(self) -> None:
+        """Note a forward whose backward may be part of another one's: any but those that the reducer awaits."""
+        self._num_forwards += 1
+
+    def forward_in_graph(self, outputs: Sequence[Tensor], averages: InGraphReducer, in_use: object) -> None:
+        """Note a forward whose graph averages as `averages` says; its outputs keep `in_use` alive."""
+        self.forward_ran()
+        averages.take_effect(True)  # unless its backward says otherwise
+        self._reducer.telemetry.warned.add("local")  # what accumulates is an average, which the reducer does not know
+        self._reducer.reduction.used_locally.clear()  # the graph brings all; one captured with others would differ
+        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
+
+    def _reached(self, averages: InGraphReducer) -> None:
+        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+            return
+        number = current_backward()  # -1 in each that compiled autograd runs
+        if number != self._number or (number == -1 and self._num_forwards):
+            self._number, self._is_plain = number, False
+            comes = brought_by_backward(self._reducer.reduction.graph.nodes)
+            if self.accumulates(comes):
+                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(comes)
+                self._num_forwards = 0
+                if not self._is_plain:
+                    self._reducer.output_reached()
+        averages.take_effect(self._is_plain)
+
+    def accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether this backward accumulates gradients; compiled autograd has no engine to ask."""
+        return any(comes) or in_compiled_backward()
+
+    def nothing_else_accumulates(self, comes: Sequence[bool]) -> bool:
+        """Whether a graph computes all that this backward accumulates; `comes`: to which parameters it comes."""
+        reducer = self._reducer
+        return (
+            reducer.reduction.iteration.progress is Progress.IDLE
+            and (all(comes) or in_compiled_backward())
+            and all(
+                member.parameter.grad is None
+                and num_post_accumulate_hooks(member.parameter) == 1  # the reducer's
+                and not has_tensor_hooks(member.parameter)
+                for member in reducer.members
+            )
+        )
+
+
 # -- in the place of torch's, for code that knows only torch's name ----------------------------------------------------
 
 #: Names under which modules had our class before it was installed; None while it is not.
@@ -497,12 +553,9 @@ _own_names: set[tuple[str, str]] | None = None
 
 
 def install() -> None:
-    """Replace torch's class by ours wherever it can be imported from; calling it twice changes nothing.
+    """Replace torch's class by ours wherever a module has it; calling it twice changes nothing.
 
-    Modules that imported the class before, under any name, get the new one too.
-    Only objects that exist already stay what they are, and references kept elsewhere than in a module's names: a
-    module-level tuple of classes, a default argument. Install before importing what keeps such. Undo it with
-    `uninstall`.
+    Objects that exist, and references elsewhere (a tuple of classes, a default argument), stay. `uninstall` undoes it.
     """
     global _own_names
     if _own_names is None:
@@ -512,11 +565,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give torch's class its place back, also in modules imported since; without `install` it changes nothing.
-
-    Names that our class had before, taken from `ddp_impl` itself, keep it. A module imported since then has torch's
-    class again, whichever way it named it.
-    """
+    """Give torch's class its place back, also in modules imported since; names that our class had before keep it."""
     global _own_names
     if _own_names is None:
         return

@@ -1,10 +1,8 @@
 """Uneven inputs: what a rank that has run out of data does so that the others can go on.
 
-Built on torch's `Join`, `Joinable` and `JoinHook`, so that a DDP of ours shares a context with other joinables such as
-`ZeroRedundancyOptimizer`. A joined rank shadows, in the same order, every collective that a forward and backward of the
-other ranks issues. Each forward inside a join context begins with one agreement: how many ranks that still have data
-will synchronise. That number is also the effective world size, so nothing depends on which joinable came first.
-Sources: pytorch/pytorch#61555, torch's "Generic Join Context Manager" page.
+Built on torch's `Join`, so that a DDP of ours shares a context with other joinables. A joined rank shadows, in the same
+order, every collective that the others issue. Each forward inside a context begins with one agreement, how many ranks
+that still have data will synchronise; that is also the effective world size (pytorch/pytorch#61555).
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ from ddp_impl.wire.collectives import size_of
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> tuple[Tensor, dist.Work]:
-    """Begin to count the ranks that will synchronise in this iteration; every rank calls it once per iteration.
-
-    Returns the number, when the work is finished. It stays on the device: whoever reads it makes the host wait.
-    """
+    """Begin to count, on the device, the ranks that will synchronise; every rank calls it once per iteration."""
     count = torch.full((1,), float(will_sync), device=device)
     return count, collectives.all_reduce_sum(count, group)
 
@@ -40,13 +35,9 @@ def num_syncing_with_others(group: dist.ProcessGroup, device: torch.device) -> i
 
 
 class UnevenInputs(Join):
-    """torch's context, of which nothing is left when training has come out of it, be it by an exception.
-
-    torch's leaves a filter of warnings behind, and modules that go on to ask at each forward who still has data.
-    """
+    """torch's context, which leaves behind no filter of warnings, and no module that asks who still has data."""
 
     def __init__(self, ddp: Any, enable: bool, throw_on_early_termination: bool, **kwargs: Any) -> None:
-        """Make a context of one wrapped module."""
         super().__init__([ddp], enable, throw_on_early_termination, **kwargs)
         self._ddp: JoinedWrapper = ddp
 
@@ -59,10 +50,7 @@ class UnevenInputs(Join):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Shadow the other ranks until all have joined.
-
-        Raises `ReductionError` if the last backward is not complete: the others would meet other collectives of it.
-        """
+        """Shadow the other ranks until all have joined. Raises `ReductionError` if the last backward is incomplete."""
         try:
             if kind is None:
                 self._ddp.reducer.check_finished()
@@ -82,7 +70,6 @@ class DDPJoinHook(JoinHook):
     """Shadows one wrapped module."""
 
     def __init__(self, ddp: JoinedWrapper, divide_by_initial_world_size: bool) -> None:
-        """Tell `ddp` how to divide sums while it is in the context."""
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
         ddp.reducer.telemetry.joined_uneven_inputs = True
@@ -133,8 +120,8 @@ def _put_gradients_aside(ddp: JoinedWrapper) -> list[Tensor | None]:
 class JoinedWrapper(CopiedState, Joinable):
     """The part of the wrapper that a join context calls."""
 
-    _divide_by_initial_world_size: bool
-    _authoritative_rank: int
+    _divide_by_initial_world_size = True
+    _authoritative_rank = 0
 
     @property
     def _synchronises(self) -> bool:
@@ -146,11 +133,10 @@ class JoinedWrapper(CopiedState, Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context in which ranks may run out of data at different times.
+        """Return a context in which ranks may run out of data at different times; every rank must enter.
 
-        A rank that leaves early shadows the others' collectives; at the end all ranks have the model of a rank that
-        left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
-        `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
+        Sums are divided by the initial world size, or by how many ranks still have data; at the end all have the model
+        of one that left last. `throw_on_early_termination`: all raise `RuntimeError` when the first has run out.
         """
         return UnevenInputs(
             self,

@@ -70,10 +70,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 @functools.cache
 def refuse_absent(ours: type, theirs: type = TORCH_DDP) -> frozenset[str]:
-    """Have objects of `ours` refuse public attributes that `theirs` has and `ours` has not, as a newer torch may.
-
-    Setting one would turn a switch that switches nothing. Returns their names.
-    """
+    """Have objects of `ours` refuse public attributes that only `theirs` has: a switch of a newer torch, say."""
     own = {*dir(ours), *dir(torch.Tensor)}.union(*map(_public_names, ours.__mro__[:-1]))  # some are set on tensors
     absent = frozenset(_public_names(theirs) - own)
     for name in absent:
@@ -112,7 +109,6 @@ class LoggerSurface:
     """What users call of torch's `ddp.logger`. Statistics are always up to date here, so most of it does nothing."""
 
     def __init__(self, ddp: TorchSurface) -> None:
-        """Speak for `ddp`."""
         self._ddp = ddp
 
     def set_runtime_stats_and_log(self) -> None:
@@ -218,10 +214,7 @@ class TorchSurface(nn.Module):
         return [member.parameter for member in members], [member.sparse for member in members]
 
     def _build_debug_param_to_name_mapping(self, parameters: Sequence[nn.Parameter]) -> dict[int, str]:
-        """Return the name of each of `parameters` by its place, names as in `named_parameters()`. Local.
-
-        Raises `ValueError` unless `parameters` are those that the module would have averaged now.
-        """
+        """Return the names of `parameters` by place; `ValueError` unless these are what would be averaged. Local."""
         members = managed_parameters(self.module, self.parameters_to_ignore)
         name_of = {member.parameter: member.name for member in members}
         absent = name_of.keys() - set(parameters)
@@ -256,11 +249,7 @@ class TorchSurface(nn.Module):
     )
 
     def _set_option(self, name: str, value: Any) -> None:
-        """Change an option before the first forward, as every rank must; later it only takes the value that it has.
-
-        torch's class lets users set any of them at any time, and its reducer goes on with those of construction. Raises
-        `AttributeError`.
-        """
+        """Change an option before the first forward, on every rank; raises `AttributeError` later."""
         if value == getattr(self, name):
             return
         of_buckets = name in ("gradient_as_bucket_view", "lazy_bucket_allocation")
@@ -280,11 +269,7 @@ class TorchSurface(nn.Module):
 
     @property
     def require_manual_backward_finalization(self) -> bool:
-        """Whether a synchronised backward leaves its gradients to `finalize_backward`; equal on every rank.
-
-        Until then every use of a `.grad` raises `ReductionError`. Set it before a forward; raises `RuntimeError`
-        between a forward and the end of its backward.
-        """
+        """Whether a backward leaves its gradients to `finalize_backward`; equal on every rank, set before a forward."""
         return self._options.finalizes_by_hand
 
     @require_manual_backward_finalization.setter
@@ -302,10 +287,7 @@ class TorchSurface(nn.Module):
         return self._options.finalizes_by_hand
 
     def finalize_backward(self) -> None:
-        """Wait for the gradients that the last backward has sent, and put the averages into `.grad`; on every rank.
-
-        Raises `ReductionError` unless a synchronised backward has returned and left them to this call.
-        """
+        """Put the averages into `.grad`, on every rank; `ReductionError` if a backward has left none to this call."""
         self.reducer.finalize_by_hand()
 
     # -- the reducer --------------------------------------------------------------------------------------------------
@@ -327,11 +309,7 @@ class TorchSurface(nn.Module):
         self.reducer.telemetry.sample_rate = sample_rate
 
     def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
-        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
-
-        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
-        functional form of.
-        """
+        """Step `optim` in the backward; raises `RuntimeError` if torch has no functional form of it."""
         overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
         try:
             overlapped.register_ddp(self)
@@ -346,17 +324,11 @@ class TorchSurface(nn.Module):
         self.reducer.check_finished()
 
     def _remove_autograd_hooks(self) -> None:
-        """Stop averaging: backwards of later forwards leave local gradients, compiled ones too; for every rank to call.
-
-        Between forward and backward it stops the reducer, but not what a compiled backward averages by itself.
-        """
+        """Stop averaging: backwards of later forwards leave local gradients. Every rank must call it."""
         self.reducer.remove_hooks()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it.
-
-        Nothing is compared or copied: a rank that joins must bring the same parameters.
-        """
+        """Average over a group whose ranks all call it and have equal parameters; forget an unfinished backward."""
         outside: bool = new_process_group is dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
         if not outside and not isinstance(new_process_group, dist.ProcessGroup):
             raise TypeError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
-from typing import Any, ClassVar, Protocol
+from itertools import chain, takewhile
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,33 +30,54 @@ class Listener(Protocol):
     def anchor_reached(self) -> None: ...
 
 
+#: Held in hooks where parameters are on several devices, for each of which autograd has a thread. All reducers have the
+#: same lock, because one has another send. Compiled autograd would stumble over it elsewhere.
+one_thread = threading.RLock()
+
+
+def one_at_a_time(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `hook`, called by one thread at a time."""
+
+    def alone(given: Any) -> None:
+        with one_thread:
+            hook(given)
+
+    return keep_out_of_graphs(alone)
+
+
 class AutogradHooks:
     """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report."""
 
-    _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
-
-    def __init__(self, members: Sequence[ManagedParameter], arrivals: Arrivals, listener: Listener) -> None:
+    def __init__(
+        self, members: Sequence[ManagedParameter], arrivals: Arrivals, listener: Listener, *, has_threads: bool = False
+    ) -> None:
         """Register a hook on every parameter, which reports to `listener` as long as it lives."""
+        self._has_threads = has_threads
         self._arrivals, self._moves_early = arrivals, listener.early_moves.takes
         self._listener = weakref.ref(listener)
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
         self._node_handles: list[Any] = []
         self._handles: list[Any] = []
         for index, member in enumerate(members):
-            hook: Any = self.counting(index)
-            hook.reducers_listener = self._listener
+            hook: Any = self._guarded(index)
+            hook.reducers_hooks = weakref.ref(self)
             self._handles.append(member.parameter.register_post_accumulate_grad_hook(hook))
         self._tables = [post_accumulate_hooks(member.parameter) for member in members]
         self._keys = [handle.id for handle in self._handles]
-        self._shared: frozenset[int] = frozenset()
-        self._shared_since = 0
-        AutogradHooks._num_changes += 1
+        self._shared: frozenset[int] | None = None
+        self._have_others_look()
+
+    def _have_others_look(self) -> None:
+        """Let all reducers that listen to one of the parameters look for what they share when it is asked for."""
+        for hook in chain.from_iterable(list(table.values()) for table in self._tables if len(table) > 1):
+            if (hooks := _hooks_behind(hook)) is not None:
+                hooks._shared = None
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
+        self._have_others_look()
         for handle in self._handles + self._node_handles:
             handle.remove()
-        AutogradHooks._num_changes += 1
         self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
 
     @property
@@ -66,10 +87,9 @@ class AutogradHooks:
 
     def shared(self) -> frozenset[int]:
         """Return the indices of the parameters to which another reducer listens, too."""
-        if self._shared_since != AutogradHooks._num_changes:
-            self._shared_since = AutogradHooks._num_changes
+        if self._shared is None:
             # Of copies: a wrapper that is freed meanwhile takes its hooks out of the tables.
-            nums = [sum(map(_is_reducers, list(table.values()))) for table in self._tables]
+            nums = [sum(_hooks_behind(hook) is not None for hook in list(table.values())) for table in self._tables]
             self._shared = frozenset(index for index, num in enumerate(nums) if num > 1)
         return self._shared
 
@@ -79,11 +99,7 @@ class AutogradHooks:
         return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
 
     def come_last(self) -> bool:
-        """Let hooks that the user registered after these be called before them; return whether there were any.
-
-        torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
-        user leave of a gradient, as in torch's DDP, which listens behind all of them.
-        """
+        """Have hooks that the user registered later be called before these; return whether there were any."""
         if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
             return False
         if list(map(next, map(reversed, self._tables))) == self._keys:  # an empty table ends it
@@ -101,11 +117,7 @@ class AutogradHooks:
 
     @staticmethod
     def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
-        """Call `report` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
-
-        An output that is a parameter itself reports nothing but its gradient. `keeps` stays alive as long as the graphs
-        of the outputs.
-        """
+        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one."""
         reached, can_reach = _reporter(report, keeps), False
         for output in outputs:
             for node in nodes_behind(output):
@@ -135,9 +147,13 @@ class AutogradHooks:
 
         return keep_out_of_graphs(gradient_arrived)
 
+    def _guarded(self, index: int) -> Callable[[Any], None]:
+        hook = self.counting(index)
+        return one_at_a_time(hook) if self._has_threads else hook
+
     def _capturing(self, index: int) -> Callable[[Any, Any], None]:
         due = self._arrivals.due
-        gradient_arrived: Any = self.counting(index)
+        gradient_arrived = self._guarded(index)
 
         def gradient_captured(_: Any, __: Any) -> None:
             if self.captures and due[index]:
@@ -156,56 +172,27 @@ def _reporter(report: Callable[[], None], keeps: object) -> Callable[[object], N
 keep_out_of_graphs(_reporter(lambda: None, None))  # all that it returns have one code
 
 
-class OneThreadAtATime:
-    """Lets one of autograd's threads into `reducer` at a time; autograd has one for each device.
-
-    Only where parameters are on several devices: where there is one, nothing is to be paid for it, and compiled
-    autograd would stumble over a lock. All reducers have the same lock, because one has another send.
-    """
-
-    lock = threading.RLock()
-
-    def __init__(self, reducer: Listener) -> None:
-        self._reducer = weakref.ref(reducer)
-        self.early_moves = reducer.early_moves
-
-    def bucket_is_full(self, bucket: int) -> None:
-        if (reducer := self._reducer()) is not None:
-            with self.lock:
-                reducer.bucket_is_full(bucket)
-
-    def take_gradient(self, index: int) -> None:
-        if (reducer := self._reducer()) is not None:
-            with self.lock:
-                reducer.take_gradient(index)
-
-    def anchor_reached(self) -> None:
-        if (reducer := self._reducer()) is not None:
-            with self.lock:
-                reducer.anchor_reached()
-
-
 def is_averaged(parameter: Tensor) -> bool:
     """Whether a reducer of this process listens to the parameter."""
-    return any(map(_is_reducers, post_accumulate_hooks(parameter).values()))
+    return any(_hooks_behind(hook) is not None for hook in post_accumulate_hooks(parameter).values())
 
 
-def _is_reducers(hook: Any) -> bool:
-    """Whether it is the hook of a reducer that lives, not one of the user's."""
-    return hasattr(hook, "reducers_listener") and hook.reducers_listener() is not None
+def _hooks_behind(hook: Any) -> AutogradHooks | None:
+    """Return the hooks of the reducer that lives, of which `hook` is one; None for one of the user's."""
+    found: Callable[[], AutogradHooks | None] | None = getattr(hook, "reducers_hooks", None)
+    return None if found is None else found()
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:
     """Whether the hook with key `own` is there, and a user's comes behind it."""
     behind = takewhile(own.__ne__, reversed(table))
-    return own in table and not all(_is_reducers(table[key]) for key in behind)
+    return own in table and any(_hooks_behind(table[key]) is None for key in behind)
 
 
 class GraphSearch:
     """Asks about the nodes that accumulate into the parameters; it keeps them alive, so that they stay the same."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Remember the accumulation node of each parameter."""
         with torch.enable_grad():
             self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
         self._known = set(self.nodes)

@@ -1,18 +1,12 @@
 """Identities that the reducer puts into the graph right behind what forward returns, so that it hears of backwards.
 
-The tensors remain what they are: whatever shares their memory (what forward took, another output, what the module
-keeps) goes on to see what a loop changes in place, in its value and in its gradient. A copy, or a tensor that autograd
-does not know to share memory, would change one without the other.
+The tensors remain what they are: whatever shares their memory goes on to see what a loop changes in place, in value and
+gradient. By its marks a reducer knows which backward is its own, and keeps no graph alive: a node of a function in
+Python can be held weakly, one of torch's cannot.
 
-A mark is an identity and no more. By its marks a reducer knows which backward is its own, and keeps none of it alive.
-Whoever holds a node of autograd's holds its graph. A node of a function in Python is an object in Python, which can be
-held weakly; to torch's own ones there is no such way.
-
-Marks of a forward that uses no parameter give a gradient to the `Anchor`, a parameter that no module has. Its outputs
-tell nothing of a backward, or cannot have one: the rank would contribute nothing to this reduction and its next
-gradients to it, when the others are one step ahead, silently wrong from then on. Tied outputs require a gradient, and
-when the anchor gets its own, the rank knows that its part of the reduction is zeros. The anchor gets none from
-`torch.autograd.grad`, nor do parameters.
+Marks of a forward that uses no parameter give a gradient to the `Anchor`, a parameter that no module has. When it gets
+one, the rank knows that its part of the reduction is zeros; else its next gradients would join the others' present
+reduction. `torch.autograd.grad` brings it none.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ddp_impl.autograd.hooks import Listener
+from ddp_impl.autograd.hooks import Listener, one_at_a_time
 from ddp_impl.base.nested_tensors import map_tensors
 from ddp_impl.torch_internals.autograd import brought_by_backward
 from ddp_impl.torch_internals.tensors import (
@@ -41,21 +35,15 @@ from ddp_impl.torch_internals.tensors import (
 
 
 def marked(output: Any, tensors: Sequence[Tensor], since: int) -> Any:
-    """Return `output`, which holds `tensors`, with a mark behind each of them that a backward may come to.
-
-    What was in the graph before the forward, which began at `since`, gets none: no parameter of this forward is behind
-    it, and others may have used it.
-    """
+    """Return `output`, which holds `tensors`, with a mark behind each that is in the graph since `since`."""
     return identified(output, [tensor for tensor in tensors if is_in_graph_since(tensor, since)])
 
 
 def identified(output: Any, tensors: Sequence[Tensor], leaf: Tensor | None = None) -> Any:
     """Return `output`, which holds `tensors`, with an identity behind each, which gives `leaf` a gradient of zero.
 
-    It goes behind the tensor that owns the memory, in place; views of that one are viewed again, from there. The tensor
-    is replaced by another one of its memory where autograd lets nobody change it, where it has no graph, and where
-    somebody waits for all of its gradient (`retain_grad`, a hook on a view). A tensor of a function transform
-    (`torch.func`) stays as it is.
+    It goes behind the tensor that owns the memory, in place, and views are viewed again from there. A tensor without a
+    graph, that nobody may change, or of which all gradient is awaited (`retain_grad`) is replaced by one of its memory.
     """
     replaced: dict[int, Tensor] = {}
     owners: dict[int, Tensor] = {}
@@ -114,7 +102,7 @@ class Identity(torch.autograd.Function):
 class Anchor:
     """Reports every backward from an output that is tied to it."""
 
-    def __init__(self, device: torch.device, listener: Listener) -> None:
+    def __init__(self, device: torch.device, listener: Listener, *, has_threads: bool = False) -> None:
         """Make the parameter on `device`, as gradients arrive in a thread of it; report while `listener` lives."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self._node = get_gradient_edge(self._leaf).node
@@ -125,7 +113,8 @@ class Anchor:
             if (heard := weak()) is not None:
                 heard.anchor_reached()
 
-        self._handle = self._leaf.register_post_accumulate_grad_hook(gradient_arrived)
+        hook = one_at_a_time(gradient_arrived) if has_threads else gradient_arrived
+        self._handle = self._leaf.register_post_accumulate_grad_hook(hook)
 
     def is_coming(self) -> bool:
         """Whether the backward that runs now comes from an output that is tied to it."""

@@ -14,10 +14,7 @@ _MAX_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
-
-    `unfinished`: it cannot go on to another step, because gradients of this one had come.
-    """
+    """Why a rank raised in a step. `waited`: others are the cause. `unfinished`: gradients had come."""
 
     rank: int
     step: int

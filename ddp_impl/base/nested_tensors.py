@@ -1,12 +1,8 @@
 """Tensors within others: in what modules take and return, wherever they are; and those that a tensor is made of.
 
-An operation on a tensor that is made of several is one on each of them. A broadcast of it would be as many collectives,
-of which whoever waits for its work waits for one. So ranks copy, and compare before they do, the memory behind it.
-
-Of a DTensor, DDP averages this rank's local shard. A module parallelised over one dimension of a mesh keeps its
-parameters, in name, type and placement, when it is wrapped over another dimension: ranks that hold the same shard
-average it, each in its own place. torch's own way replaces parameters by plain tensors around each forward, and they
-are gone from `parameters()` meanwhile (pytorch/pytorch#106583, #120479).
+An operation on a tensor that is made of several is one on each of them, a broadcast as many collectives with one work.
+So ranks copy, and compare, the memory behind it. Of a DTensor, DDP averages this rank's local shard: ranks that hold
+the same shard average it, in place. torch's way replaces parameters around each forward (pytorch/pytorch#106583).
 """
 
 from __future__ import annotations
@@ -28,9 +24,7 @@ from ddp_impl.torch_internals.tensors import has_operators, plain_alias
 def find_tensors(value: Any) -> list[Tensor]:
     """Return every tensor in `value`: in containers, mappings, dataclasses, owned RRefs, attributes of other objects.
 
-    Looking into any object's attributes goes beyond torch, whose search stops at types it does not know and then
-    reduces nothing (pytorch/pytorch#124666). Each object is visited once, level by level and type by type, so that a
-    step of Python's is one of a level, not of an object: a forward may return rows of text beside its tensors.
+    torch stops at types that it does not know (pytorch/pytorch#124666). All of a type are looked into in one step.
     """
     if type(value) is Tensor:
         return [value]
@@ -103,10 +97,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Return `value` with every tensor in its containers on `device`; those in host memory may be overwritten then.
-
-    Of pinned memory a copy that does not block would read later what the user has written there meanwhile.
-    """
+    """Return `value` with all its tensors on `device`. Only from pinned memory, which may change, the copy blocks."""
     return map_tensors(lambda tensor: _moved(tensor, device), value)
 
 
@@ -142,11 +133,9 @@ _REMEDY = (
 
 
 def memory(kind: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the plain dense tensors that hold the values of these, in their order, sharing their storage.
+    """Return the plain dense tensors, in order, that hold the values of these: a DTensor's shard, flattened parts.
 
-    Of a DTensor they are those of the local shard; of a class with `__tensor_flatten__` those of all that it is made
-    of. Raises `RuntimeError` with kind ("buffer") and name of one whose values cannot be copied: they have no memory
-    that is known, or no place of their own, as a sparse tensor's.
+    Raises `RuntimeError` with kind ("buffer") and name of one whose values have no known memory, as a sparse tensor's.
     """
     given = list(tensors.values())
     if _PLAIN.issuperset(map(type, given)) and {torch.strided}.issuperset(map(_LAYOUT, given)):  # in C, as mostly
@@ -212,17 +201,14 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """Return the local shard of a DTensor, detached and sharing its storage; any other tensor detached."""
     if not is_distributed(tensor):
         return tensor.detach()
-    return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+    return tensor.detach().to_local()  # type: ignore[attr-defined]
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the gradient's local tensor, in the parameter's placement.
+    """Return the gradient's local tensor, in the parameter's placement, to which autograd may have to bring it.
 
-    Autograd may leave a gradient in another one: that of a normalisation whose inputs are split over the sequence is a
-    partial sum. It is brought into the parameter's placement, as the optimizer would have to do it in every operation.
-    Averages could be of partial sums as well, but a rank that did not use the parameter would not know that they are,
-    and would take them for the whole. It is a collective of the tensor-parallel group, if it is one at all, and
-    placements are equal on all its ranks: they come to it alike.
+    Averages of partial sums would be wrong where a rank did not use the parameter. It may be a collective of the
+    tensor-parallel group, on all its ranks alike.
     """
     gradient = parameter.grad
     if gradient is None or not is_distributed(parameter):
@@ -247,11 +233,7 @@ def with_shard(like: Tensor, local: Tensor) -> Tensor:
 
 
 def describe_placement(tensor: Tensor) -> str:
-    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor.
-
-    Ranks that average it must hold the same shard: text that differs between them shows that they do not, because the
-    group is the wrong dimension of a mesh or ranks spread the module differently.
-    """
+    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor."""
     if not is_distributed(tensor):
         return ""
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]

@@ -21,12 +21,10 @@ LARGE_NUMEL = 32_768
 
 @dataclass(frozen=True, slots=True)
 class BucketCaps:
-    """How many bytes of gradients a bucket may hold before it is closed.
+    """How many bytes of gradients a bucket may hold: one closes when it has reached its cap.
 
-    `per_bucket_bytes`, when given, is the cap of bucket 0, 1, ... in launch order; its last entry serves all further
-    buckets. Otherwise the first bucket closes at `first_bytes` (small, so that communication starts early) and every
-    other at `cap_bytes`. A bucket closes once it has reached its cap: one parameter larger than the cap fits alone.
-    `measured`: these are where to start from, and better ones may be chosen after some iterations (`plan.choose_caps`).
+    `per_bucket_bytes`: of bucket 0, 1, ..., the last one's for all further ones. Otherwise the first bucket closes at
+    `first_bytes` and every other at `cap_bytes`. `measured`: `plan.choose_caps` may choose better ones.
     """
 
     first_bytes: int
@@ -42,11 +40,7 @@ class BucketCaps:
 
     @staticmethod
     def from_mb(cap_mb: float | Literal["auto"] | None, cap_mb_list: Sequence[float] | None) -> BucketCaps:
-        """Build caps from the constructor's arguments, in MiB; "auto" are the default ones, to be improved on.
-
-        Raises `ValueError` for a cap that is not a positive number (torch accepts 0 and negative caps and then puts
-        every parameter into a bucket of its own; we keep that meaning for 0 only).
-        """
+        """Build caps from arguments in MiB; raises `ValueError` below 0. With 0 each parameter has its own bucket."""
         if cap_mb == "auto":
             if cap_mb_list:
                 raise ValueError('bucket_cap_mb="auto" chooses the caps that bucket_cap_mb_list gives; leave one out')

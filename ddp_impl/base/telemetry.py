@@ -1,9 +1,7 @@
 """What this package reports of a training: its log, and for the logging data how long parts of iterations took.
 
-The log is beneath torch's logger of its own DDP, so that torch's switches hold for both: `TORCH_LOGS=+ddp` and
-`TORCH_LOGS=+distributed` print it, `TORCH_LOGS=ddp_graphs` and `TORCH_LOGS=+dynamo` how graphs are cut. With
-`TORCH_DISTRIBUTED_DEBUG=INFO` or `DETAIL`, or `TORCH_CPP_LOG_LEVEL=INFO`, which torch's C++ reads, milestones go to
-stderr.
+The log is beneath torch's logger of its own DDP: `TORCH_LOGS=+ddp` and `+distributed` print it, `ddp_graphs` and
+`+dynamo` how graphs are cut. `TORCH_DISTRIBUTED_DEBUG` or `TORCH_CPP_LOG_LEVEL=INFO` sends milestones to stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -51,11 +50,7 @@ class Observer:
 
 @dataclass(slots=True)
 class IterationTimes:
-    """Moments of one synchronised iteration on the clock of `now_ns`; `NEVER` where it did not come to pass.
-
-    They are host times: on an accelerator they tell when work was queued, not when it was done. `zero_ns`: what the
-    clock on the wall, which users are told, shows when the other one is 0.
-    """
+    """Host times of an iteration on the clock of `now_ns`; `zero_ns`: what the wall clock shows when that is 0."""
 
     forward_start: int = NEVER
     backward_start: int = NEVER
@@ -80,7 +75,7 @@ class IterationTimes:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Times of the first ten iterations and of every `sample_rate`-th after them, and their averages."""
+    """Times of the first ten iterations and of every `sample_rate`-th after them; what users were `warned` about."""
 
     sample_rate: int = 100
     num_iterations: int = 0
@@ -90,6 +85,7 @@ class Telemetry:
     joined_uneven_inputs: bool = False
     comm_hook: str = ""
     error: str = ""
+    warned: set[str] = field(default_factory=set)
     current: IterationTimes = field(default_factory=IterationTimes)
     last: IterationTimes = field(default_factory=IterationTimes)
     totals_ns: dict[str, int] = field(default_factory=dict)
@@ -112,6 +108,12 @@ class Telemetry:
     def averages_ns(self) -> dict[str, int]:
         """Return the averages of torch's four durations over the sampled iterations, of which there is one at least."""
         return {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Warn, unless somebody has been warned `about` it; in the name of the caller's caller."""
+        if about not in self.warned:
+            self.warned.add(about)
+            warnings.warn(text, stacklevel=3)
 
     def logged(self, error: AnyError) -> AnyError:
         """Keep the text of `error` for the logging data, and return it to be raised."""

@@ -1,12 +1,9 @@
 """Which gradients an iteration awaits, which of them have come, how often and in which order; no torch in it.
 
 One array, `due`, holds the truth: how many gradients a parameter still has to bring. A parameter is settled when its
-entry becomes zero, and only then does its bucket count down. So a gradient that has come cannot be counted a second
-time, as absent say: there is nothing left of it to count.
-
-The hook of a parameter runs once per gradient and is the reducer's hot path. It settles by itself where an entry is 1
-(`hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
-reported: until the first one of a backward has come, and throughout an iteration that it learns from.
+entry becomes zero, and only then does its bucket count down, so none is counted twice. The hook of a parameter, the
+reducer's hot path, settles by itself where an entry is 1 (`hooks`), and reports everything else. Entries are negative
+as long as the reducer wants every gradient reported: until the first of a backward, and in an iteration to learn from.
 """
 
 from __future__ import annotations
@@ -16,19 +13,16 @@ from typing import Final
 
 
 class Arrivals:
-    """Counts the gradients of one iteration, per parameter and per bucket.
+    """Counts the gradients of one iteration, per parameter and per bucket; hooks hold on to the first three lists.
 
     `due[i]`: how many gradients parameter i still has to bring, negated while the hook must report them.
-    `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b have an entry in `due` that
-    is not zero. These lists keep their identity: hooks hold on to them.
-    `order`: parameters in the order in which their first gradients came, in the iteration that was learnt from last;
-    `ready_ns`: how long after the beginning of the backward. `learnt[i]`: how many gradients parameter i brings in
-    every iteration of a static graph; None until its first iteration has ended. `num_to_learn_from`: how many
-    iterations are left until buckets can be planned; `learns`: this one is learnt from, and reports every gradient.
+    `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b are due. `order`: parameters
+    as their first gradients came, in the last iteration that was learnt from; `ready_ns`: when, in the backward.
+    `learnt[i]`: how many gradients i brings in every iteration of a static graph. `num_to_learn_from`: iterations left
+    until buckets can be planned; `learns`: this is one, and reports every gradient.
     """
 
     def __init__(self, num_parameters: int) -> None:
-        """Expect nothing; `regroup` must follow."""
         self.due: Final = [0] * num_parameters
         self.bucket_of: Final = [0] * num_parameters
         self.pending: Final[list[int]] = []
@@ -42,8 +36,6 @@ class Arrivals:
         self._may_repeat = False
         self._due_when_armed: Final = [0] * num_parameters
         self._pending_when_armed: Final[list[int]] = []
-
-    # -- between iterations -------------------------------------------------------------------------------------------
 
     def forget(self, num_to_learn_from: int) -> None:
         """Expect nothing, and learn the order from the next `num_to_learn_from` iterations."""
@@ -60,8 +52,6 @@ class Arrivals:
         self.bucket_of[:] = bucket_of
         self.pending[:] = [0] * num_buckets
         self._plan_iterations()
-
-    # -- an iteration -------------------------------------------------------------------------------------------------
 
     def arm(self, *, static: bool) -> None:
         """Expect one gradient of every parameter, or with a learnt static graph as many as it brings."""
@@ -93,21 +83,13 @@ class Arrivals:
         return self.pending[bucket] == 0
 
     def exclude(self, absent: Iterable[int]) -> list[int]:
-        """Await nothing of the parameters `absent`; return the buckets that are full now, in order.
-
-        Among them are those of which a static graph has learnt that they get no gradient at all; with a static graph
-        it is to be called once per iteration.
-        """
+        """Await nothing of the parameters `absent`; return the full buckets, also those without any use."""
         full = {self.bucket_of[index] for index in absent if self._settle(index)}
         full.update(bucket for bucket, size in enumerate(self._pending_when_armed) if size == 0)
         return sorted(full)
 
     def conclude(self) -> list[int]:
-        """Await nothing any more; return the parameters of which nothing came in this iteration.
-
-        From now on a static graph knows how often each gradient comes. All buckets are full afterwards; the caller must
-        find those that no call has returned.
-        """
+        """Await nothing any more; return the parameters of which nothing came. A static graph has learnt now."""
         if self._may_repeat and self.learns:
             self.learnt, self.learns = tuple(self._times_come), False
             self._plan_iterations()
@@ -134,8 +116,6 @@ class Arrivals:
         self.due[:] = [0] * len(self.due)
         self.pending[:] = [0] * len(self.pending)
 
-    # -- questions ----------------------------------------------------------------------------------------------------
-
     @property
     def missing(self) -> list[int]:
         """The parameters that have brought no gradient, or fewer than a static graph has learnt."""
@@ -150,8 +130,6 @@ class Arrivals:
     def never_used(self) -> list[int]:
         """The parameters of which a static graph has learnt that they get no gradient."""
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _settle(self, index: int) -> bool:
         """Await nothing more of a parameter; return whether this made its bucket full. The hook does the same."""

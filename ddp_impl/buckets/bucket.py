@@ -38,11 +38,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class ManagedParameter:
-    """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse.
+    """A parameter that DDP averages: its place, name, and whether its gradient is sparse.
 
-    `layout` is that of its gradient in buckets, of a DTensor's local shard: as the parameter was laid out when it was
-    wrapped, for ranks have compared that. It stays although the parameter may be given data in another memory format or
-    dtype, on one rank perhaps.
+    `layout`: of its gradient in buckets (of a DTensor's local shard), as ranks have compared it when it was wrapped.
     """
 
     index: int
@@ -52,7 +50,6 @@ class ManagedParameter:
     layout: Layout = field(default=None)  # type: ignore[assignment]  # the parameter's now
 
     def __post_init__(self) -> None:
-        """Read the layout off the parameter, if it is not given."""
         if self.layout is None:
             object.__setattr__(self, "layout", Layout.of(local_tensor(self.parameter)))
 
@@ -71,16 +68,13 @@ class ManagedParameter:
 
 
 class Bucket:
-    """Gradients of `members`, reduced together.
+    """Gradients of `members`, reduced together; of DTensors, a `distributed` bucket holds the local shards.
 
-    `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
-    reduced in another precision); `views[i]` has the layout of member i, `strides[i]` is its stride. `indices`: those
-    of its members. `holds_gradients`: the parameters' `.grad` are the views; `detached_from_view`: the places of
-    members whose `.grad` is not their view now, but becomes it if some rank used the parameter. `gradients`: those of
-    its members as they were collected, until the averages are handed out. `has_large`: one has `large_numel` elements
-    or more, so it pays to divide gradients while they are copied in.
-    `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
-    storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
+    `flat` is 1-D, of its members' elements, in `dtype` (theirs, unless reduced in another); `views[i]` has the layout
+    of member i. `holds_gradients`: the parameters' `.grad` are the views; `detached_from_view`: the places of members
+    whose `.grad` is not, but becomes it if some rank used the parameter. `gradients`: as they were collected, until
+    averages are handed out. `has_large`: it pays to divide one while it is copied in; `reduces_in_place`: it is alone,
+    and need not be copied. A sparse bucket has one member and no storage.
     """
 
     def __init__(
@@ -178,13 +172,9 @@ def allocate(
 
 
 class GradBucket:
-    """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets.
-
-    Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged: they use these methods only.
-    """
+    """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets."""
 
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
-        """Wrap `bucket`, whose gradients are now in `buffer`."""
         self._bucket, self._buffer, self._is_last = bucket, buffer, is_last
 
     def index(self) -> int:

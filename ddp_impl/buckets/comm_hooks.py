@@ -38,10 +38,7 @@ _BUILTIN_WIRE_DTYPES = {BuiltinCommHookType.ALLREDUCE: None, BuiltinCommHookType
 
 @dataclass(frozen=True, slots=True)
 class BoundHook:
-    """What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
-
-    `group`: all ranks of which have called it when the future is done; None where that is not known.
-    """
+    """What the reducer calls for each full bucket. `group`: whose ranks have all called it at its end, if known."""
 
     call: Callable[[GradBucket], Any]
     group: Callable[[], dist.ProcessGroup | None] = lambda: None
@@ -56,32 +53,20 @@ class BufferHookLocation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BufferHook:
-    """A user's function that synchronises buffers in place of the broadcast from rank 0.
-
-    It is called as `hook(state, {name: buffer})` and returns None or a list of futures, which are waited for when the
-    backward ends.
-    """
+    """A user's function in place of the broadcast of buffers; backward waits for the futures that it returns."""
 
     hook: Callable[[Any, Mapping[str, Tensor]], Any]
     state: Any
     location: BufferHookLocation
 
     def run(self, buffers: Mapping[str, Tensor]) -> Iterable[Any]:
-        """Call the hook and return its futures.
-
-        A backward may have saved the buffers for itself, and the user wants it to use the new values, as it does where
-        buffers are broadcast: what the hook changes while it runs is no change to autograd.
-        """
+        """Call the hook and return its futures; a backward uses the new values, as after a broadcast."""
         with torch.no_grad(), keeping_versions(buffers.values()):
             return self.hook(self.state, buffers) or ()
 
 
 def bind_hook(state: Any, hook: Any) -> BoundHook:
-    """Return `hook` bound to `state` after checking what can be known before it runs.
-
-    Raises `TypeError` for what is not callable or does not take two arguments, `ValueError` for annotations that say
-    something else than (state, GradBucket) -> Future[Tensor]. The bucket's argument may have any name.
-    """
+    """Return `hook` bound to `state`; raises `TypeError` for other arguments, `ValueError` for other annotations."""
     if not callable(hook):
         raise TypeError(f"Communication hook must be callable; got {type(hook).__name__}")
     try:
@@ -116,11 +101,7 @@ def _waits_in_callbacks(hook: Any) -> bool:
 
 
 class _OneBucketAtATime:
-    """Calls a hook for a bucket on a CPU when it is done with the bucket before.
-
-    gloo runs callbacks in the two threads that communicate. Where two of them wait, nothing is communicated any more;
-    and the collectives of several buckets come in an order that differs between ranks.
-    """
+    """Calls a hook on a CPU when it is done with the bucket before: gloo has two threads, which may both wait."""
 
     def __init__(self, hook: Any) -> None:
         self._hook = hook
@@ -136,10 +117,7 @@ class _OneBucketAtATime:
 
 
 def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:
-    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means.
-
-    `group` tells, in each call of the hook, over which group to reduce: a wrapper may be given another one.
-    """
+    """Return the hook for a `dist.BuiltinCommHookType`, over `group()` in each call; None for the all-reduce."""
     if kind == BuiltinCommHookType.ALLREDUCE:
         return None
     if kind == BuiltinCommHookType.FP16_COMPRESS:
@@ -155,11 +133,7 @@ class WireFormat:
 
 
 def wire_format(registered: tuple[Any, Any] | None, group: dist.ProcessGroup) -> WireFormat | None:
-    """Return what a graph has to do in place of a comm hook, None if it cannot do what the hook does.
-
-    `registered` is (state, hook) as `register_comm_hook` was given them, (type, None) for a built-in hook, None if no
-    hook is registered. A hook that reduces over another group than `group` is none of ours.
-    """
+    """Return what a graph does in place of the hook that was `registered` as (state, hook); None if it cannot."""
     if registered is None:
         return WireFormat()
     state, hook = registered
@@ -182,11 +156,7 @@ def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
 
 
 def tensor_in(result: Any, buffer: Tensor, here: str) -> Tensor:
-    """Return the tensor that a hook's future held, alone or in a list of one as ready-made hooks leave it.
-
-    It is to take the place of `buffer`. Raises `CommunicationError`, beginning with `here`, for what cannot: no tensor,
-    one of another size or, if sparse, another shape, or of a dtype that cannot be cast.
-    """
+    """Return the tensor of a hook's future, to replace `buffer`; raises `CommunicationError` if that does not fit."""
     if isinstance(result, (list, tuple)) and len(result) == 1:
         result = result[0]
     if not isinstance(result, Tensor):
@@ -208,7 +178,6 @@ class Compressed:
     """A sum over `group` of `buffer` divided by its size, on its way in `dtype`."""
 
     def __init__(self, dtype: torch.dtype, buffer: Tensor, group: dist.ProcessGroup) -> None:
-        """Start it."""
         self._buffer = buffer
         # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
         self._compressed = buffer.to(dtype).div_(size_of(group))

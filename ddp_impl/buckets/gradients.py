@@ -1,14 +1,9 @@
 """Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds.
 
 Gradients live in the parameters' `.grad`, in local shards of it, or in a context of `torch.distributed.autograd`: a
-`GradientHome` each.
-
-Where they live in buckets, large ones move the moment they arrive (`EarlyMoves`). One that stays where autograd has put
-it until its bucket is full has left the cache by then, and takes memory beside the bucket for so long. Autograd
-computes the next one in the memory that the moved one has left. Small gradients of such a bucket move as well: one that
-stays behind takes a piece of that memory, and the next large one does not fit. What has moved is still this rank's own
-gradient, whoever looks at it, changes it or puts another one in its place: it is divided with its bucket, when that is
-launched.
+`GradientHome` each. Where they live in buckets with a large one, they move the moment they arrive (`EarlyMoves`): later
+they have left the cache, and take memory beside the bucket, in which autograd could have computed the next. What has
+moved is this rank's own gradient, whoever changes or replaces it, until it is divided with its bucket.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not
-from typing import Final, TypeGuard
+from typing import Any, Final, Never, TypeGuard
 
 import torch
 from torch import Tensor
@@ -65,11 +60,7 @@ LOCAL_SHARD = GradientHome(local_gradient, set_local_gradient, movable=False)
 
 
 def autograd_context(context_id: int) -> GradientHome:
-    """Return the home of gradients in one `torch.distributed.autograd` context, which leaves `.grad` alone.
-
-    Its tensors can be changed in place, but none can be added: a parameter that this rank did not use has no entry
-    afterwards, although other ranks may have used it.
-    """
+    """Return the home of gradients in one `torch.distributed.autograd` context, to which no gradient can be added."""
     from torch.distributed import autograd
 
     gradients: dict[Tensor, Tensor] = autograd.get_gradients(context_id)  # type: ignore[attr-defined]
@@ -100,10 +91,9 @@ def collect(
 ) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
-    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
-    of such a parameter is kept out: perhaps no rank used it, and then it must survive. Gradients of those in `left_out`
-    count as missing. `here` begins the message of errors, `event` is what profilers call the copies. Raises
-    `ReductionError` for a gradient that is sparse or of another dtype.
+    Gradients that live in buckets are kept out for indices in `unused`, as perhaps no rank used them, and count as
+    missing in `left_out`. `here` begins errors, `event` names the copies to profilers. Raises `ReductionError` for a
+    gradient that is sparse or of another dtype.
     """
     bucket.detached_from_view.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
@@ -179,12 +169,7 @@ def _leave_out(bucket: Bucket, home: GradientHome, left_out: Collection[int]) ->
 
 
 def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | None:
-    """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
-
-    None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
-    to pass on, or is laid out in another way than other ranks expect, or somebody else may take it when it comes, such
-    as another DDP around this one.
-    """
+    """Return the only gradient of `bucket`, divided, as a flat tensor; None where others may use its memory."""
     if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
         return None
     parameter = bucket.parameters[0]
@@ -305,10 +290,7 @@ def is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_numel: int) -> None:
-    """Copy, and divide on the way: one pass over large gradients less. The others are divided together.
-
-    Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
-    """
+    """Copy, and divide large gradients on the way; the others, also of a narrower dtype, are divided together."""
     small_targets, small_sources = [], []
     for target, source in zip(targets, sources, strict=True):
         # One of another shape, whose parameter was given other data, would give the target that shape.
@@ -342,11 +324,7 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
 
 
 def _check_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> None:
-    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss.
-
-    A parameter that was converted since it was wrapped has gradients of another dtype. Buckets keep the one that ranks
-    have compared.
-    """
+    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss."""
     dtype = member.layout.dtype
     is_own = not gradient.is_sparse and gradient.dtype is member.parameter.dtype
     if is_own and torch.promote_types(gradient.dtype, dtype) is dtype:
@@ -379,14 +357,9 @@ def _warn_about_graph(bucket: Bucket, here: str) -> None:
 
 
 class EarlyMoves(Observer):
-    """Moves the gradients of some buckets when they arrive.
-
-    `takes[index]`: `came(index)` is to be called when the last gradient of a parameter has arrived in a backward; hooks
-    hold on to the list. `movable`: gradients arrive in `.grad`, not in a context of torch.distributed.autograd.
-    """
+    """Moves gradients when they arrive, where `takes[index]`. `movable`: they arrive in `.grad`."""
 
     def __init__(self, num_parameters: int) -> None:
-        """Move nothing; `regroup` must follow."""
         self.takes: Final = [False] * num_parameters
         self.movable = True
         self._places: dict[int, tuple[Bucket, int]] = {}
@@ -422,3 +395,48 @@ class EarlyMoves(Observer):
         with shown_to_profilers(COPY_IN):
             view.copy_(gradient)
         parameter.grad = view
+
+
+class NotFinal(Tensor):
+    """Stands in `.grad` for a gradient that is not final, as NaN: each use of it is an error, to replace it is none."""
+
+    why: str
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Never:
+        """Raise `ReductionError`."""
+        stands_in = _first_in((*args, *(kwargs or {}).values()))
+        raise ReductionError(stands_in.__dict__["why"] if stands_in is not None else "a gradient is not final")
+
+
+def _first_in(values: Any) -> NotFinal | None:
+    for value in values:
+        found = value if isinstance(value, NotFinal) else _first_in(value) if isinstance(value, (list, tuple)) else None
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A `parameter`, its `gradient`, None if there was none, and what stands in its place."""
+
+    parameter: Tensor
+    gradient: Tensor | None
+    stands_in: NotFinal
+
+    def reveal(self) -> None:
+        """Put the gradient back, unless the user has replaced or dropped it."""
+        if self.parameter.grad is self.stands_in:
+            self.parameter.grad = self.gradient
+
+
+def hide(parameter: Tensor, why: str) -> Hidden:
+    """Put something in place of the gradient of `parameter` that answers every use with `ReductionError(why)`."""
+    gradient = parameter.grad
+    dtype = (parameter if gradient is None else gradient).dtype
+    value = torch.full((), float("nan"), dtype=dtype, device=parameter.device)
+    stands_in = value.expand(parameter.shape).as_subclass(NotFinal)
+    stands_in.why = why
+    parameter.grad = stands_in
+    return Hidden(parameter, gradient, stands_in)

@@ -1,14 +1,10 @@
 """Which parameters share a bucket, and in which order buckets are reduced: pure, no torch, used by eager and compiled.
 
-Buckets are launched in index order on every rank, because collectives of one process group match by their order. A plan
-is therefore made from one order of readiness that all ranks agree on, and a bucket's place is that of the gradient in
-it that becomes ready last. While that order is unknown (before the first backward), bucketing would guess: a guess that
-is wrong on one rank only, with other collectives in its backward, pairs an all-reduce with somebody else's collective
-(pytorch/pytorch#72843). So the unknown order gets one bucket per kind of gradient, launched after everything is ready.
-
-With `bucket_cap_mb="auto"` caps are chosen from what was measured: when gradients become ready, and how long an
-all-reduce takes. One rank's measurements go in; the reducer takes rank 0's choice for all ranks.
-`docs/decisions/auto_bucketing.md` says how good the choice is, and what compilers do instead.
+Ranks launch buckets in index order. So a plan is made from one order of readiness that all ranks agree on, and a
+bucket's place is that of its last gradient. While no order is known there is one bucket per kind of gradient, launched
+after everything is ready: a guess that is wrong on one rank pairs an all-reduce with another collective
+(pytorch/pytorch#72843). With `bucket_cap_mb="auto"` caps are chosen from what rank 0 has measured
+(docs/decisions/auto_bucketing.md).
 """
 
 from __future__ import annotations
@@ -22,11 +18,7 @@ from ddp_impl.base.options import BucketCaps
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What planning needs to know of one parameter.
-
-    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after that of the
-    parameter that `releases_delayed`, so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
-    """
+    """What planning knows of a parameter; gradients of one `kind` can share storage, `delayed` ones come last."""
 
     index: int
     name: str
@@ -53,21 +45,13 @@ class BucketPlan:
 
 
 def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
-    """Return one bucket per kind (a sparse gradient always has its own), the last registered kinds first.
-
-    Within a bucket parameters stand in order of registration, as in torch, so that comm hooks which depend on the place
-    of a gradient (PowerSGD draws random numbers in that order) give the same result.
-    """
+    """Return one bucket per kind, the last kinds first; in order of registration, on which PowerSGD depends."""
     plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
     return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets))
 
 
 def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
-    """Return capped buckets for gradients that become ready in `ready_order`.
-
-    Parameters that `ready_order` does not name (unused when it was observed) come last, in reverse order of
-    registration, so that they never hold up a bucket that is used.
-    """
+    """Return capped buckets for gradients that become ready in `ready_order`; unnamed parameters come last."""
     order = list(dict.fromkeys(ready_order))
     seen = set(order)
     if not seen <= set(range(len(specs))):
@@ -153,11 +137,7 @@ class AllReduceCost:
 def choose_caps(
     specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost, default: BucketCaps
 ) -> BucketCaps:
-    """Return the caps with the shortest predicted backward; `default` unless that is shorter by `MIN_GAIN`.
-
-    `ready_s` tells, in the order of arrival, when the gradient of each parameter (index) was ready, in seconds; those
-    that it lacks came last.
-    """
+    """Return the caps with the shortest predicted backward; `default` unless shorter by `MIN_GAIN`."""
     candidates = [default, *_candidates(sum(spec.num_bytes for spec in specs), default)]
     predicted_s = [predict(plan_for_order(specs, ready_s, caps), specs, ready_s, cost) for caps in candidates]
     shortest_s = min(predicted_s)
@@ -167,11 +147,7 @@ def choose_caps(
 def predict(
     plan: BucketPlan, specs: Sequence[ParameterSpec], ready_s: Mapping[int, float], cost: AllReduceCost
 ) -> float:
-    """Return when the last bucket of `plan` is reduced, in seconds.
-
-    Buckets are reduced one at a time, in order, each as soon as its gradients are ready. A launch takes its time from
-    the backward: what comes after it becomes ready later.
-    """
+    """Return when the last bucket is reduced, in seconds; they are reduced one by one, and launches cost time."""
     end_s = 0.0
     compute_end_s = max(ready_s.values(), default=0.0)
     for place, bucket in enumerate(plan.buckets):

@@ -1,12 +1,14 @@
-"""Through what the wrapper calls its module while `torch.compile` is at work, around the module or inside of it.
+"""Through what the wrapper calls its module while `torch.compile` is at work, and who averages the gradients then.
 
-Whatever is compiled while a forward of the wrapper runs is compiled by our backend around its own, however it came to
-be compiled: the wrapper, the module, its `forward`, parts of it, or functions that it calls. Our backend depends on who
-averages the gradients of that forward (`who_averages`).
+Whatever is compiled while a forward of the wrapper runs is compiled by our backend around its own. `torch.compile(ddp)`
+gives no sign: Dynamo installs a frame callback for the thread, which leads to the user's backend, and calls the module.
+The wrapper's forward is excluded from capture and runs with that callback in place. Dynamo's state is read and never
+changed (docs/decisions/compiled_ddp.md). Sharded modules compile by `OwnGraphs` around that backend.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,35 +18,131 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 
 from ddp_impl.base import messages
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.nested_tensors import is_distributed
-from ddp_impl.base.options import BucketCaps
+from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.base.telemetry import log
-from ddp_impl.compile.active_compiler import ActiveCompiler, OwnGraphs, compiler_behind
+from ddp_impl.buckets.comm_hooks import wire_format
 from ddp_impl.compile.fusion import FusedBucket, Fusion
-from ddp_impl.compile.graph_parameters import AveragedParameters
-from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
+from ddp_impl.compile.graph_split import Around, AveragedParameters, SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
-from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.torch_internals.compile import (
     Unsupported,
     captures_frames,
     exchanging_callbacks,
     fusion_passes,
     is_compiled,
+    optimize_ddp,
+    skip,
+    wants_one_graph,
     with_backend,
+    without_autograd_cache,
+    wrapped_callback,
 )
+
+_Function = Callable[..., Any]
+
+
+def runs_outside_graphs(function: _Function) -> _Function:
+    """Let `function` run as it is under `torch.compile`, and capture what it calls; `disable` breaks fullgraph."""
+    return skip(function)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveCompiler:
+    """The arguments of `torch.compile`; `backend` is None while Dynamo may only run what is compiled already."""
+
+    backend: Callable[..., Any] | None
+    fullgraph: bool = False
+
+
+def compiler_behind(callback: Any) -> ActiveCompiler:
+    """Return what a thread's frame callback (`frame_callback()`, not None) compiles with; call with Dynamo disabled."""
+    fullgraph = False
+    if not callable(callback):
+        return ActiveCompiler(None)
+    while True:
+        fullgraph = fullgraph or wants_one_graph(callback)
+        following = wrapped_callback(callback)
+        if following is None:
+            return ActiveCompiler(callback, fullgraph)
+        callback = following
+
+
+class OwnGraphs(Around):
+    """Compiles by `backend` without AOTAutograd's cache on the disk, which knows a mesh by its shape.
+
+    It would return graphs that communicate over another rank's groups (pytorch/pytorch#188390, torch 2.13).
+    """
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Compile `gm`."""
+        with without_autograd_cache():
+            compiled: Callable[..., Any] = self.backend(gm, example_inputs, **options)
+        return compiled
+
+
+class Reduction(enum.Enum):
+    """How the graphs of a compiled module are compiled, for the sake of who averages the gradients."""
+
+    #: The reducer, from hooks; graphs are cut where buckets end, so that it can begin before the backward is over.
+    SPLIT = "split"
+    #: The reducer, from hooks, after the backward of a graph that is compiled whole.
+    WHOLE = "whole"
+    #: The compiled backward itself.
+    IN_GRAPH = "in_graph"
+
+
+@dataclass(frozen=True, slots=True)
+class InGraph:
+    """What an average inside a graph depends on: whose ranks take part, and what gradients are cast to on the way."""
+
+    group: dist.ProcessGroup
+    wire_dtype: torch.dtype | None = None
+
+
+def wanted_reduction() -> Reduction:
+    """Return what `torch._dynamo.config.optimize_ddp` asks for, in torch's values. Equal on every rank."""
+    wanted = optimize_ddp()
+    if isinstance(wanted, str) and wanted.startswith("python_reducer"):
+        return Reduction.IN_GRAPH
+    return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
+
+
+def in_graph(
+    wanted: Reduction, averaged: AveragedParameters, options: ReducerOptions, group: dist.ProcessGroup, *,
+    reducer_must: bool, comm_hook: tuple[Any, Any] | None, param_dtype: torch.dtype | None,
+) -> InGraph | None:  # fmt: skip
+    """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
+
+    All arguments are equal on every rank. `reducer_must`: for a reason beside the options. `comm_hook`: (state, hook)
+    as registered. `param_dtype`: what mixed precision computes in. A graph knows only dense gradients, of which none
+    must be reduced after the others. It does only the plain average and those comm hooks that cast.
+    """
+    wire = wire_format(comm_hook, group)
+    casts_otherwise = param_dtype is not None and options.reduce_dtype is not param_dtype
+    reducer_must = reducer_must or options.find_unused_parameters or options.static_graph or options.finalizes_by_hand
+    if wanted is not Reduction.IN_GRAPH or reducer_must or wire is None or casts_otherwise:
+        return None
+    if any(spec.sparse or spec.delayed for spec in averaged.specs):
+        return None
+    return InGraph(group, wire.dtype or param_dtype)
+
+
+def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
+    """Return how graphs are compiled, given what `in_graph` answered; split if the reducer has to average."""
+    if answer is not None:
+        return Reduction.IN_GRAPH
+    return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
 
 
 class CompiledCalls:
     """The compiled forms of one wrapped module, and the backends that compile them: one around each of the user's.
 
-    Guards, recompilation, stances and `torch.compiler.reset` work as for any module, and other modules that are
-    compiled with the same backend are not affected. What is compiled outside of the wrapper's forwards is compiled by
-    the user's backend alone, also if it is the same function.
+    Other modules that are compiled with the same backend are not affected, nor what is compiled outside of forwards.
     """
 
     def __init__(
@@ -54,19 +152,13 @@ class CompiledCalls:
         caps: BucketCaps,
         agree: Callable[[Sequence[int] | None], Sequence[int] | None],
     ) -> None:
-        """Take what DDP averages, the names it ignores, the caps of its buckets, and how ranks agree.
-
-        `agree(order)` is collective: it returns the order in which rank 0's backward completes gradients, if every rank
-        captures the module as one graph and has such an order; else None.
-        """
-        self._reduction: Reduction | None = None
-        self._fusion: Fusion | None = None
+        """Take what DDP averages and ignores, the caps, and `agree(order)`: collective, rank 0's or None."""
         self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
         self.agree = agree
         self._calls: list[tuple[ActiveCompiler, Callable[..., Any]]] = []
-        self.backends: list[tuple[_Key, Any, Any]] = []  # ours, and what Dynamo is given of it
+        self.backends: list[tuple[tuple[Any, _Aim], Any, Any]] = []  # ours, and what Dynamo is given of it
         self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
@@ -78,11 +170,7 @@ class CompiledCalls:
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
     ) -> AbstractContextManager[None]:
-        """Compile for this forward what is compiled while the block runs, and choose what `current` returns.
-
-        `compiler` is what `torch.compile` is doing to the wrapper; None if nothing. `averages` tells how a compiled
-        backward averages: it is asked if something is compiled. Must be entered at once, with Dynamo disabled.
-        """
+        """Compile for this forward what is compiled in the block; enter it at once, with Dynamo disabled."""
         self._forward = _Forward(module, compiler, averages)
         self.averages_in_graph = None
         return exchanging_callbacks(self.exchanged, self._forward_is_over)
@@ -91,10 +179,7 @@ class CompiledCalls:
         self._forward = None
 
     def current(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what this forward calls in place of `module`.
-
-        Raises `RuntimeError` when the module has trainable parameters that are unknown to the wrapper.
-        """
+        """Return what this forward calls in place of `module`; `RuntimeError` for parameters that came later."""
         forward = self._forward
         if forward is None or not self.is_whole:
             return module
@@ -112,31 +197,17 @@ class CompiledCalls:
 
     @property
     def reduction(self) -> Reduction:
-        """How graphs are compiled if nothing speaks against it: what was set here, or else the user's configuration."""
-        return wanted_reduction() if self._reduction is None else self._reduction
-
-    @reduction.setter
-    def reduction(self, value: Reduction | None) -> None:
-        self._reduction = value
+        """How graphs are compiled if nothing speaks against it."""
+        return wanted_reduction()
 
     @property
     def fusion(self) -> Fusion:
-        """How in-graph averages are fused. Unless it was set, Inductor's list of passes for DDP decides, as in torch.
-
-        `torch._inductor.config._fuse_ddp_communication_passes` names a pass that concatenates (its default) or one that
-        coalesces; naming neither leaves one collective per gradient. Equal on every rank.
-        """
-        if self._fusion is not None:
-            return self._fusion
+        """How in-graph averages are fused: as Inductor's passes for DDP say. Equal on every rank."""
         passes = fusion_passes()
         for fusion, name in ((Fusion.CONCAT, "concat"), (Fusion.COALESCED, "coalesced")):
             if any(name in each for each in passes):
                 return fusion
         return Fusion.NONE
-
-    @fusion.setter
-    def fusion(self, value: Fusion | None) -> None:
-        self._fusion = value
 
     @property
     def splits(self) -> list[SplitPlan]:
@@ -196,7 +267,7 @@ class CompiledCalls:
         """Return our backend around the user's: the same one if that is all there is to do, or is one of ours."""
         if any(given is backend for _, _, given in self.backends):
             return backend
-        key = _Key(backend, aim)
+        key = (backend, aim)
         for known, _, given in self.backends:
             if known == key:
                 return given
@@ -229,15 +300,10 @@ class CompiledCalls:
                 "the module after changing it."
             )
 
-    # -- one graph, if all ranks have one -----------------------------------------------------------------------------
-
     def _call_as_one_graph(
         self, forward: _Forward, group: dist.ProcessGroup, call: Callable[..., Any], *inputs: Any, **kwargs: Any
     ) -> Any:
-        """Run a forward that averages in its graph, or split graphs if a rank cannot capture it as one.
-
-        Nothing of the module has run when that turns out. The ranks agree on it once for each process group.
-        """
+        """Run a forward that averages in its graph, or split graphs if a rank cannot capture it as one."""
         try:
             return call(*inputs, **kwargs)
         except Unsupported as error:
@@ -276,10 +342,7 @@ class CompiledCalls:
         self.averages_in_graph = averages
 
     def forget_answer(self) -> None:
-        """Ask the ranks anew whether all have one graph; all ranks of the group must call it.
-
-        One that comes back to a group may remember what the others, meanwhile in another one, have forgotten.
-        """
+        """Ask the ranks anew whether all have one graph; all ranks of the group must call it."""
         self._agreed = None
 
     def _tell_once(self, message: str) -> None:
@@ -314,9 +377,3 @@ class _Aim:
     reduction: Reduction
     fusion: Fusion
     wire_dtype: torch.dtype | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    backend: Any
-    aim: _Aim

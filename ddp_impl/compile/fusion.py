@@ -1,15 +1,9 @@
 """Fusing the averages of single gradients in a backward graph into few collectives that overlap with it.
 
-The graph calls `ddp_impl::average_gradient` once per gradient. `fuse` replaces these calls, bucket by bucket:
-
-- `Fusion.CONCAT` copies the gradients of a bucket into one tensor, divides and reduces that, and splits the result;
-- `Fusion.COALESCED` divides the gradients where they are, in one operation, and reduces them in a coalesced one;
-- `Fusion.NONE` keeps one collective per gradient.
-
-Gradients share a collective only if they have one process group, dtype and device, and belong to one model: the group's
-name, which is part of every call, is a different one for every wrapped module. Other collectives in the graph are left
-as they are. A bucket is reduced as soon as its last gradient is there, but in the order of the plan, which is equal on
-all ranks even if their graphs are not; its result is waited for where it is first used: as a rule at the very end.
+The graph calls `ddp_impl::average_gradient` once per gradient. `fuse` replaces these calls, bucket by bucket, as
+`Fusion` says. Gradients share a collective if they have one process group, dtype and device, and belong to one model,
+whose group has a name of its own. A bucket is reduced as soon as its last gradient is there, but in the order of the
+plan, which is equal on all ranks even if their graphs are not; its result is waited for where it is first used.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ from torch import Tensor, fx
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
 from ddp_impl.compile.averaging import average_gradient  # noqa: F401 - registers the operator
-from ddp_impl.compile.graph_parameters import value_of
+from ddp_impl.compile.graph_split import value_of
 from ddp_impl.torch_internals.compile import detect_fake_mode
 from ddp_impl.torch_internals.tensors import foreach_div_operator, functional_collectives
 
@@ -39,18 +33,14 @@ AVERAGE = torch.ops.ddp_impl.average_gradient.default
 class Fusion(enum.Enum):
     """How the gradients of a bucket are reduced together."""
 
-    CONCAT = "concat"
-    COALESCED = "coalesced"
-    NONE = "none"
+    CONCAT = "concat"  # copied into one tensor, which is divided, reduced and split
+    COALESCED = "coalesced"  # divided where they are, in one operation
+    NONE = "none"  # one collective each
 
 
 @dataclass(frozen=True, slots=True)
 class FusionRules:
-    """How the gradients of one model are fused; equal on every rank.
-
-    `specs` are all its averaged parameters, `order` their indices as rank 0's backward completes them, `caps` the sizes
-    of its buckets. `wire_dtype` is what gradients are cast to while they travel, None for their own dtype.
-    """
+    """How the gradients of one model are fused, in rank 0's `order`; equal on every rank."""
 
     specs: tuple[ParameterSpec, ...]
     order: tuple[int, ...]
@@ -82,10 +72,7 @@ class _Gradient:
 
 
 def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket, ...]:
-    """Replace the averages in `graph` as the `rules` of their group's name say; return what was fused.
-
-    Averages of groups without rules stay as they are. Nodes must carry example values.
-    """
+    """Replace the averages in `graph` as the `rules` of their group's name say; return what was fused."""
     gradients: dict[str, list[_Gradient]] = {}
     for node in graph.find_nodes(op="call_function", target=AVERAGE):
         _, _, group, index = node.args

@@ -1,22 +1,20 @@
 """Cutting a captured forward graph where DDP's buckets end, so that compiled backwards overlap with communication.
 
-A graph that is compiled as a whole hands out all gradients at the end of one opaque backward: no bucket can be reduced
-before. Cut into parts that end where buckets do, and with every part compiled on its own, autograd runs one compiled
-backward per part, and the reducer's hooks see the gradients of a bucket while the parts before it still compute.
+A graph compiled whole hands out all gradients at the end of one opaque backward. Of parts that end where buckets
+do, each compiled on its own, the reducer's hooks see a bucket's gradients while the parts before it still compute. The
+cuts come from the planner of the eager reducer, given the order in which the graph's backward completes gradients.
 
-The cuts come from the planner that the eager reducer uses, given the order in which the graph's backward completes the
-gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a
-part from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a
-context or the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes,
-booleans) are computed again in every part that uses them. What comes before the last gradient stays in the part of the
-last bucket.
+A cut is moved towards the beginning where it would leave a part from which nothing is used elsewhere, or would separate
+a container of tensors, or a context, from its users: compilers take and return tensors and integers. Other numbers are
+computed again in every part that uses them. What comes before the last gradient stays in the last bucket's part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,26 +25,141 @@ from torch.fx.passes.split_module import split_module
 
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.base.telemetry import graph_log, log_cuts
-from ddp_impl.buckets.plan import plan_for_order
-from ddp_impl.compile.graph_parameters import (
-    AveragedParameters,
-    attribute,
-    computations,
-    crosses,
-    first_uses,
-    inherit,
-    ready_order,
-    specs_of,
-    value_of,
-)
+from ddp_impl.buckets.plan import ParameterSpec, plan_for_order
 from ddp_impl.torch_internals.compile import (
     GLOBAL_STATE,
     FakeTensorMode,
     TracingContext,
     detect_fake_mode,
+    inherit_parameter_sources,
+    set_source,
+    source_of,
     trace_structured,
     tracing,
 )
+from ddp_impl.torch_internals.tensors import is_bound_to_transform
+
+#: Nodes that compute nothing: they belong to no part of a split graph.
+_SOURCES = ("placeholder", "get_attr", "output")
+
+
+class AveragedParameters:
+    """The parameters that DDP averages, found again in a graph by identity."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
+        """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
+        if [spec.index for spec in specs] != list(range(len(parameters))):
+            raise ValueError("expected one spec per parameter, in order")
+        self.parameters = tuple(parameters)
+        self.specs = tuple(specs)
+        self._spec_of = {id(parameter): spec for parameter, spec in zip(parameters, specs, strict=True)}
+
+    def find(self, tensor: Any) -> ParameterSpec | None:
+        """Return the spec of the parameter that `tensor` is, or is a cast of (mixed precision); None if of none."""
+        spec = self._spec_of.get(id(tensor))
+        if spec is not None or not isinstance(tensor, Tensor) or tensor.grad_fn is None:
+            return spec
+        origin = tensor.grad_fn.next_functions[0][0] if len(tensor.grad_fn.next_functions) == 1 else None
+        return self._spec_of.get(id(getattr(origin, "variable", None)))
+
+    def among(self, tensors: Iterable[Any]) -> Iterator[ParameterSpec]:
+        """Yield the specs of those of `tensors` that are averaged."""
+        for tensor in tensors:
+            spec = self.find(tensor)
+            if spec is not None:
+                yield spec
+
+    def not_averaged(self, module: nn.Module, ignored: Iterable[str]) -> list[str]:
+        """Return the names of trainable parameters that came after wrapping: neither averaged nor ignored."""
+        left_out = set(ignored)
+        return [
+            name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and self.find(parameter) is None and name not in left_out
+        ]
+
+
+def computations(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes of `graph` that compute something, in order."""
+    return [node for node in graph.nodes if node.op not in _SOURCES]
+
+
+def parameter_inputs(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters
+) -> dict[fx.Node, ParameterSpec]:
+    """Return the nodes that stand for averaged parameters: inputs of the graph, as Dynamo makes them, or attributes."""
+    inputs = [
+        *zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True),
+        *((node, attribute(gm, str(node.target))) for node in gm.graph.find_nodes(op="get_attr")),
+    ]
+    found = {node: averaged.find(value) for node, value in inputs}
+    return {node: spec for node, spec in found.items() if spec is not None}
+
+
+def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters) -> dict[int, int]:
+    """Return for each averaged parameter in the graph the position of its first use, as computations count.
+
+    There its gradient becomes complete: parameters become ready in order of decreasing position.
+    """
+    spec_of_node = parameter_inputs(gm, example_inputs, averaged)
+    found: dict[int, int] = {}
+    for position, node in enumerate(computations(gm.graph)):
+        used = [spec_of_node[source] for source in node.all_input_nodes if source in spec_of_node]
+        if node.op == "call_module":
+            used += averaged.among(gm.get_submodule(str(node.target)).parameters())
+        for spec in used:
+            found.setdefault(spec.index, position)
+    return found
+
+
+def ready_order(uses: dict[int, int]) -> list[int]:
+    """Return parameter indices in the order in which a backward completes their gradients."""
+    return sorted(uses, key=lambda index: (-uses[index], -index))
+
+
+def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[ParameterSpec]:
+    """Return specs of the parameters `indices`, renumbered by their place in `indices`."""
+    return [dataclasses.replace(averaged.specs[index], index=place) for place, index in enumerate(indices)]
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of `gm` to change, with the facts that Dynamo leaves for compilers; Dynamo needs the original."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    copy = fx.GraphModule(gm, graph)
+    inherit(copy, gm)
+    return copy
+
+
+def inherit(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
+    """Give `gm`, a copy or a part of `origin`, the facts that Dynamo leaves for compilers beside the graph itself."""
+    gm.meta = origin.meta
+    inherit_parameter_sources(gm, origin)
+    sources = {node.name: source_of(node) for node in origin.graph.find_nodes(op="placeholder")}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        set_source(node, sources.get(node.name))
+
+
+def attribute(module: nn.Module, target: str) -> Any:
+    """Return what a `get_attr` node with this target refers to."""
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def value_of(node: fx.Node) -> Any:
+    """Return the example value that tracing left on `node`: fake tensors, symbolic numbers; None if it left none."""
+    value = node.meta.get("example_value")
+    return node.meta.get("val") if value is None else value
+
+
+def crosses(value: Any) -> bool:
+    """Whether compilers take `value` as an input: an integer, or a tensor that is bound to no function transform."""
+    if isinstance(value, Tensor):
+        return not is_bound_to_transform(value)
+    return isinstance(value, torch.SymInt) or type(value) is int
+
 
 #: A Dynamo backend: takes a graph and example inputs, returns what runs it.
 CompilerBackend = Callable[..., Callable[..., Any]]
@@ -56,9 +169,8 @@ CompilerBackend = Callable[..., Callable[..., Any]]
 class SplitPlan:
     """Where a graph is cut, and for the sake of which buckets.
 
-    `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the
-    parameters of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes.
-    `moved_cuts`: cuts that were moved, as (where the bucket ends, where the cut is).
+    `starts`: positions of parts' first computations, from 0. `buckets`: names of parameters, in launch order.
+    `moved_cuts`: as (where the bucket ends, where the cut is).
     """
 
     starts: tuple[int, ...]
@@ -113,10 +225,7 @@ def plan_split(
 
 
 def _place_cuts(nodes: Sequence[fx.Node], ends: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return the starts of the parts and the cuts that were moved, given where buckets end.
-
-    The end of the last bucket is no cut: no bucket holds gradients of what precedes it in the graph.
-    """
+    """Return the starts of the parts and the cuts that were moved, given where buckets end."""
     first_gradient = min(ends, default=0)
     glued = _glued(nodes)
     starts: list[int] = []
@@ -208,15 +317,23 @@ def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) ->
                 user.replace_input_with(node, copied)
 
 
-class SplitBackend:
-    """A Dynamo backend that cuts each graph at the bucket boundaries of one model and compiles the parts by `backend`.
+class Around:
+    """A Dynamo backend around the user's `backend`, which is reset with it."""
 
-    `splits` keeps the plan of every graph, in the order of compilation. Not collective.
-    """
+    def __init__(self, backend: CompilerBackend) -> None:
+        self.backend = backend
+
+    def reset(self) -> None:
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
+        if hasattr(self.backend, "reset"):
+            self.backend.reset()
+
+
+class SplitBackend(Around):
+    """A Dynamo backend that cuts graphs where buckets end, by `splits`, and compiles the parts by `backend`."""
 
     def __init__(self, backend: CompilerBackend, averaged: AveragedParameters, caps: BucketCaps) -> None:
-        """Take the user's backend (a callable), the model's averaged parameters, and the caps of its buckets."""
-        self.backend = backend
+        super().__init__(backend)
         self.averaged = averaged
         self.caps = caps
         self.splits: list[SplitPlan] = []
@@ -239,11 +356,6 @@ class SplitBackend:
             split.add_submodule(str(call.target), compiled)
         split.recompile()
         return split
-
-    def reset(self) -> None:
-        """Reset the user's backend; `torch.compiler.reset` calls it."""
-        if hasattr(self.backend, "reset"):
-            self.backend.reset()
 
     def _compile(
         self, part: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], number: int, plan: SplitPlan
@@ -278,11 +390,7 @@ class _CompiledPart(nn.Module):
 
 @contextlib.contextmanager
 def _own_tracing_context() -> Iterator[None]:
-    """Give each part a tracing context of its own, which shares guards and shapes with that of the whole graph.
-
-    Compilers leave on the context what they will need for the backward, which may be compiled long after: the parts
-    must not overwrite each other's.
-    """
+    """Give each part a tracing context of its own, on which compilers leave what its backward needs."""
     context = TracingContext.try_get()
     if context is None:
         yield
@@ -295,7 +403,7 @@ def _ensure_values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> FakeTen
     """Make sure that computations carry example values; return the mode of the fake ones if there was no trace."""
     if TracingContext.try_get() is not None:
         return None
-    mode = detect_fake_mode(example_inputs)
+    mode: FakeTensorMode | None = detect_fake_mode(example_inputs)
     if mode is None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
     FakeTensorProp(gm, mode).propagate(*example_inputs)
@@ -309,11 +417,7 @@ def _inputs_of(
     given: dict[fx.Node, Any],
     fake_mode: FakeTensorMode | None,
 ) -> list[Any]:
-    """Return example inputs of `part`: the graph's own where it has them, and the traced values of what crosses.
-
-    Traced values have the strides of the uncompiled graph; compilers keep those of outputs, so they are the strides of
-    the values that will come.
-    """
+    """Return example inputs of `part`: the graph's own where it has them, else the traced values of what crosses."""
     inputs = []
     sources = cast("tuple[fx.Node, ...]", call.args)
     for source, placeholder in zip(sources, part.graph.find_nodes(op="placeholder"), strict=True):

@@ -1,13 +1,9 @@
 """Gradients averaged inside the compiled backward: the collectives are nodes of its graph, where compilers see them.
 
-`InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through
-`average_in_backward` and compiles the graph with the user's backend, whose backward graph then asks for one average per
-gradient; between tracing and code generation `fusion` fuses these as the model's bucket caps say. Whether we get
-in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the reducer
-averages.
-
-The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
-collectives, and a rank cannot know that another one's graph lacks a parameter.
+`InGraphBackend` passes every averaged parameter of a forward graph through `average_in_backward` and compiles it with
+the user's backend; between tracing and code generation `fusion` fuses the averages that the backward graph asks for.
+Inductor and what `aot_autograd` builds let us in there; with any other backend the reducer averages. The graph must be
+the only one of the forward and use all averaged parameters: all ranks must make the same collectives.
 """
 
 from __future__ import annotations
@@ -23,17 +19,17 @@ from torch import Tensor, fx
 
 from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.compile.averaging import GroupAlias, average_in_backward
-from ddp_impl.compile.checked_group import Nobody
+from ddp_impl.compile.averaging import GroupAlias, Nobody, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
-from ddp_impl.compile.graph_parameters import (
+from ddp_impl.compile.graph_split import (
+    Around,
     AveragedParameters,
+    CompilerBackend,
     copied,
     first_uses,
     parameter_inputs,
     ready_order,
 )
-from ddp_impl.compile.graph_split import CompilerBackend
 from ddp_impl.torch_internals.compile import (
     AotAutograd,
     FakeTensor,
@@ -48,10 +44,7 @@ from ddp_impl.wire.collectives import size_of
 
 
 class InGraphReducer:
-    """What the graphs of one wrapped module refer to: the name of its process group, its divisor, its fusion rules.
-
-    Group and divisor may change without anything being compiled again.
-    """
+    """What the graphs of a module refer to: its group and divisor, which may change, and its fusion rules."""
 
     def __init__(
         self,
@@ -61,7 +54,6 @@ class InGraphReducer:
         fusion: Fusion = Fusion.CONCAT,
         wire_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
         self._caps, self._fusion, self._wire_dtype = caps, fusion, wire_dtype
         self.rules: FusionRules | None = None  # until ranks have agreed on an order
@@ -87,12 +79,8 @@ class InGraphReducer:
             self.divisor.data.fill_(size_of(group))  # data: graphs saved it in forward, and need the value of now
 
 
-class InGraphBackend:
-    """A Dynamo backend that has one model's gradients averaged in the backward graphs that `backend` compiles.
-
-    `fused` keeps the buckets of every backward graph, in the order of compilation. Not collective; what it compiles is,
-    in its backward.
-    """
+class InGraphBackend(Around):
+    """A Dynamo backend that has gradients averaged in the backward graphs of `backend`; `fused`: their buckets."""
 
     def __init__(
         self,
@@ -101,20 +89,14 @@ class InGraphBackend:
         agree: Callable[[Sequence[int]], Sequence[int] | None],
         begins: Callable[[], None],
     ) -> None:
-        """Take the user's backend (a callable), the model's reducer, and what to call before a forward graph runs.
-
-        `agree(order)` returns rank 0's order of gradients, given this rank's; None if a rank has no such graph.
-        """
-        self.backend = backend
+        """Take `agree(order)`, which returns rank 0's order or None, and what `begins` before a forward graph runs."""
+        super().__init__(backend)
         self._agree, self._begins = agree, begins
         self.reducer = reducer
         self.fused: list[tuple[FusedBucket, ...]] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile `gm`; as it is, if it uses no averaged parameter, as the graph of a hook, or `backend` has no place.
-
-        Raises `RuntimeError`, naming parameters, if it uses some and not all.
-        """
+        """Compile `gm`; raises `RuntimeError`, naming parameters, if it uses some of those averaged and not all."""
         uses = first_uses(gm, example_inputs, self.reducer.averaged)
         if not uses:
             return self.backend(gm, example_inputs, **options)
@@ -135,11 +117,6 @@ class InGraphBackend:
             return compiled(*inputs, divisor)
 
         return run
-
-    def reset(self) -> None:
-        """Reset the user's backend; `torch.compiler.reset` calls it."""
-        if hasattr(self.backend, "reset"):
-            self.backend.reset()
 
     def _insert_averages(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         graph = gm.graph
@@ -182,12 +159,7 @@ class InGraphBackend:
 def with_backward_pass(
     backend: CompilerBackend, graph_pass: Callable[[fx.GraphModule], None], identity: str
 ) -> CompilerBackend:
-    """Return `backend`, with `graph_pass` changing every backward graph as soon as it is told apart from the forward.
-
-    So compiled autograd, which captures backward graphs once more instead of running them, gets them changed. What the
-    pass does must depend on the graph and on `identity` alone. A backend that is not known to have a place for this is
-    returned as it is.
-    """
+    """Return `backend` with `graph_pass`, known by `identity`, changing backward graphs; itself if it cannot."""
     name = getattr(backend, "compiler_name", None)
     function = getattr(backend, "compiler_fn", backend)
     if name == "inductor" and hasattr(backend, "config"):
@@ -210,14 +182,15 @@ def _inductor_with(
         patches = {**config, **(config_patches or {})}
         patches.update(partitioned_by(partial(_partition, graph_pass), identity, patches))
         with without_autograd_cache():  # it knows graphs before they are partitioned
-            return compile_fx(gm, list(example_inputs), config_patches=patches)  # type: ignore[no-any-return]
+            return compile_fx(gm, list(example_inputs), config_patches=patches)
 
     return compile_with_pass
 
 
 def _aot_with(graph_pass: Callable[[fx.GraphModule], None], arguments: dict[str, Any]) -> CompilerBackend:
     partition = arguments.get("partition_fn", default_partition)
-    return aot_autograd(**{**arguments, "partition_fn": partial(_partition, graph_pass, partition)})
+    backend: CompilerBackend = aot_autograd(**{**arguments, "partition_fn": partial(_partition, graph_pass, partition)})
+    return backend
 
 
 def _partition(

@@ -1,10 +1,8 @@
 """Computing and reducing in a lower precision than the one parameters are kept in (pytorch/pytorch#92882).
 
-Parameters stay in full precision at all times. While the wrapped module runs, it sees casts of them where it reads them
-(`Casts`). The casts are part of the autograd graph, so gradients arrive at the
-parameters in full precision through the ordinary hooks. Hence every other feature (unused parameters, join, comm hooks,
-optimizers in backward) works unchanged, on any device. Gradients travel in `reduce_dtype`: buckets are allocated in it,
-and copying in and out casts.
+Parameters stay in full precision. While the module runs, it sees casts of them where it reads them (`Casts`), which are
+part of the autograd graph: gradients arrive in full precision through the ordinary hooks, so every other feature works
+unchanged. They travel in `reduce_dtype`: buckets are allocated in it, and copying in and out casts.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,9 +44,8 @@ class MixedPrecision:
     def of(config: Any) -> MixedPrecision:
         """Read our own, torch's `_MixedPrecision` or FSDP's `MixedPrecision`.
 
-        Raises `TypeError` for anything else and for integer dtypes, and `ValueError` for an option of the object, such
-        as `keep_low_precision_grads` of FSDP's, that is set and has no meaning here.
-        Of FSDP's, `cast_root_forward_inputs` tells about inputs, and `_module_classes_to_ignore` what stays full.
+        Raises `TypeError` for anything else and for integer dtypes, `ValueError` for an option set that has no meaning
+        here.
         """
         if isinstance(config, MixedPrecision):
             checked = config
@@ -91,7 +89,6 @@ class ModuleHook:
     """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Pass on to `call`."""
         self.call = call
 
     def __call__(self, *arguments: Any) -> Any:
@@ -212,13 +209,10 @@ def refuse_other_options(config: Any) -> None:
 
 
 def _once_each(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    copies: dict[Tensor, Tensor] = {}
-
+    @cache
     def cast_once(parameter: Tensor) -> Tensor:
-        if parameter not in copies:
-            with torch.enable_grad():
-                copies[parameter] = cast(parameter)
-        return copies[parameter]
+        with torch.enable_grad():
+            return cast(parameter)
 
     return cast_once
 
@@ -231,7 +225,6 @@ class Casts:
     """Copies in `dtype` of the parameters that one module reads; in the graph where forward runs `with_gradients`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Cast nothing yet."""
         self.dtype = dtype
         self._copies: dict[Tensor, _Copy] = {}
         self._reads: list[Tensor] = []

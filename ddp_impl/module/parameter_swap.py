@@ -1,8 +1,6 @@
-"""Putting other tensors in the place of a module's parameters while it runs.
+"""Putting other tensors in the place of a module's parameters while it runs: only its table changes, and is put back.
 
-Only the module's own table of parameters is changed and put back; the parameters keep their identity, their gradients
-and their hooks, so everything that DDP does with them goes on as before. `swapped` puts all of them there at once;
-`read_through` makes each when somebody reads it, by whatever way: also of a module that is not called itself.
+`swapped` puts all of them there at once; `read_through` makes each when somebody reads it, by whatever way.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def swapped(self, replace: Replace) -> Iterator[None]:
-        """Show `replace(parameter)` in place of every parameter while the block runs; nested use changes nothing.
-
-        What a block around this one shows in a parameter's place is replaced: a cast, say, by its replicated view.
-        """
+        """Show `replace(each)` in place of every parameter, or its stand-in; nested use changes nothing."""
         if self.active:
             yield
             return
@@ -62,12 +57,7 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
-        """Show `replace(parameter)` to whoever reads one while the block runs; nested use changes nothing.
-
-        With `root` only the parameters of its modules. What stands in a parameter's place when the block begins, as a
-        tensor of `torch.func.functional_call`, is read through as well; what the block puts there is shown as it is.
-        Of two wrappers, one within the other, the inner one replaces the parameters, not what the outer one shows.
-        """
+        """Show `replace(each)` to whoever reads a parameter of `root`, or its stand-in; nested use changes nothing."""
         if self.active:
             yield
             return

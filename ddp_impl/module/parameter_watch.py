@@ -1,8 +1,7 @@
 """Which parameters of a wrapped module DDP averages, and whether they are still those of the module.
 
-A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
-for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603). What another
-wrapper of this process averages does not.
+A parameter that comes or is unfrozen later, or a tensor that stands in for one, would train on each rank's own
+gradients, without an error (pytorch/pytorch#12603). What another wrapper of this process averages does not.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ def managed_parameters(
 ) -> list[ManagedParameter]:
     """Return the parameters that require a gradient and are not `ignored`, each once, in order of registration.
 
-    Those with names in `averaged` count although they are frozen now, and keep the strides that it has for their
-    gradients: a copy averages what the original did, as other ranks' copies do.
-    Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
-    (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters, for those that are made of others,
-    and when there is nothing to average.
+    Names are those of `named_parameters()` (pytorch/pytorch#44826). Of a copy, those `averaged` by the original count
+    though frozen, with its strides. Raises `RuntimeError` for uninitialised or composite ones, and if there are none.
     """
     members: list[ManagedParameter] = []
     seen: set[nn.Parameter] = set()
@@ -95,12 +91,9 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class ParameterWatch:
-    """Watches the parameters of `module`, of which DDP averages `members` and leaves those with `ignored` names alone.
+    """Watches the parameters of `module`, of which DDP averages `members`; asked before every synchronised forward.
 
-    The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
-    the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
-    that need no gradient. `averaged`: the parameters of `members`, in
-    their order `parameters`; `in_cpp`: what torch has for them in C++.
+    While nothing changes, `check` makes three passes in C: over the sizes of tables, what is in them, what is frozen.
     """
 
     def __init__(
@@ -111,10 +104,7 @@ class ParameterWatch:
         rank: int,
         is_averaged: Callable[[Tensor], bool] = lambda parameter: False,
     ) -> None:
-        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper of the process.
-
-        It is asked of parameters that this one does not average.
-        """
+        """Remember what the module consists of; errors name this `rank`. `is_averaged`: by any wrapper."""
         self.is_averaged = is_averaged
         self._module = module
         self._rank = rank
@@ -124,19 +114,16 @@ class ParameterWatch:
         self.in_cpp = list(map(tensor_in_cpp, self.parameters))
         self._ignored = ignored
         self._warned = False
-        self._allow_removed = False
-        self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
+        # Whether removals were allowed in the last forward, if that ran with stand-ins, behind which others may be.
+        self._hidden: bool | None = None
         self.remember()
 
     def check(self, *, allow_removed: bool = False) -> bool:
-        """Return whether the module consists of other parts than before, buffers included.
+        """Return whether the module consists of other parts than before, buffers included. Warns, once, of stand-ins.
 
-        Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
-
-        With `allow_removed`, a parameter that was removed, and has no other in its place, is one that no forward uses.
-        Warns, once, where plain tensors stand in for parameters and keep the gradients.
+        Raises `RuntimeError` naming parameters that are not averaged, or were replaced or (unless allowed) removed.
         """
-        self._allow_removed, self._is_hidden = allow_removed, False
+        self._hidden = None
         if list(map(tensor_in_cpp, self.parameters)) != self.in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
@@ -154,13 +141,13 @@ class ParameterWatch:
         gone = [member.name for member in self._members if member.parameter not in held]
         stand_ins.update(self.computed(gone))
         gone = [name for name in gone if name not in stand_ins]
-        if self._allow_removed:
+        if allow_removed:
             gone = [name for name in gone if self.is_replaced(name, present)]
         if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
         if stand_ins:
             self.warn_about(stand_ins)
-            self._is_hidden = True
+            self._hidden = allow_removed
             return False  # they are there for one call
         self.remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
         return True
@@ -174,12 +161,9 @@ class ParameterWatch:
         ]
 
     def check_hidden(self) -> None:
-        """Do what `check` does if the last one saw stand-ins only: they are gone now.
-
-        The backward is still to come; and a copy would take what the module has now for its own.
-        """
-        if self._is_hidden:
-            self.check(allow_removed=self._allow_removed)
+        """Do what `check` does if the last one saw stand-ins only, which are gone now, before a backward or a copy."""
+        if self._hidden is not None:
+            self.check(allow_removed=self._hidden)
 
     def is_stranger(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter would train on local gradients: no wrapper averages it, and nobody ignores it."""
@@ -198,11 +182,7 @@ class ParameterWatch:
         return name in present and present[name] not in self.averaged
 
     def computed(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the computed tensors that the module has in place of these parameters, as plain attributes.
-
-        `_pre_dp_module_transform` of torch's tensor parallelism leaves them after the first forward. Were one computed
-        from something else, its parameter would miss a gradient, which is an error of its own.
-        """
+        """Return the computed tensors, plain attributes, that tensor parallelism leaves in place of these."""
         found: dict[str, Any] = {name: reduce(_part_of, name.split("."), self._module) for name in names}
         return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_leaf}
 

@@ -54,10 +54,7 @@ class ReplicatedParameter:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One rank's module and options, as far as they must be those of every rank; options are text by name.
-
-    `copied` has, by kind and name, how all that ranks get from rank 0 lies in memory: ranks match it by its place.
-    """
+    """One rank's module and options, as text; `copied`: how what rank 0 gives lies in memory, by kind and name."""
 
     parameters: tuple[ReplicatedParameter, ...]
     copied: Mapping[str, Mapping[str, str]]
@@ -76,11 +73,7 @@ class Replica:
 
     @property
     def digest(self) -> list[bytes]:
-        """What other ranks compare first: as many hashes whatever the replica.
-
-        The first is equal for equal replicas, whatever their parameters are called. Two follow for each kind of names:
-        of the names, and of their order.
-        """
+        """Hashes that ranks compare first: all but names; then for each kind of names the names, and their order."""
         nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
         layouts = [list(layouts.values()) for layouts in self.copied.values()]
         content = _hash([dataclasses.replace(self, parameters=nameless, copied={}).encoded(), layouts])
@@ -140,12 +133,10 @@ def verify_replicas(
     in_company: bool,
     meanwhile: Callable[[], None] | None = None,
 ) -> Agreed:
-    """Check that the replicas of all ranks of the group are equal; all ranks must call it.
+    """Check that the replicas of all ranks are equal, in one small collective if they are; all ranks must call it.
 
-    One small collective when the replicas are equal; `in_company`: this rank has other wrappers besides. `meanwhile`
-    is called while others are awaited, see `collectives.stack_ranks`. Raises `ReplicaMismatchError` on every rank,
-    naming the first difference; torch tells only the ranks above 0, and rank 0 sees a broken connection
-    (pytorch/pytorch#73547).
+    `in_company`: this rank has other wrappers. `meanwhile`: see `collectives.stack_ranks`. Raises
+    `ReplicaMismatchError` on every rank, naming the first difference (pytorch/pytorch#73547).
     """
     besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
     told = collectives.gather_bytes(b"".join(mine.digest) + besides, group, device, meanwhile)
@@ -164,11 +155,7 @@ def verify_replicas(
 
 
 def first_reordered(digests: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
-    """Return the first two ranks that have the same names of a kind in different orders; None if there are none.
-
-    Ranks match by place: where shapes are alike, they would average or copy one tensor with another and not notice.
-    Modules of other names may stand for each other.
-    """
+    """Return the first two ranks that have the same names of a kind in different orders; None if there are none."""
     for place in range(1, len(digests[0]), 2):
         first: dict[bytes, int] = {}
         for rank, digest in enumerate(digests):
@@ -215,15 +202,17 @@ def first_difference(first: Replica, second: Replica, rank: int) -> str:
             f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
             f"{where} has no counterpart on rank {missing}"
         )
-    for kind, layouts in first.copied.items():
-        if list(layouts.values()) != list(second.copied[kind].values()):
-            return _layout_difference(kind, layouts, second.copied[kind], rank)
     differing = ", ".join(
         f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
         for name, value in first.options.items()
         if value != second.options.get(name)
     )
-    return f"DDP expects the same options on every rank, but {differing}"
+    if differing:  # told before buffers, which are copied or not as an option says
+        return f"DDP expects the same options on every rank, but {differing}"
+    for kind, layouts in first.copied.items():
+        if list(layouts.values()) != list(second.copied[kind].values()):
+            return _layout_difference(kind, layouts, second.copied[kind], rank)
+    raise AssertionError("two replicas differ in nothing")
 
 
 def verify_buffers(everyone: Sequence[Mapping[str, str]], own_rank: int) -> None:

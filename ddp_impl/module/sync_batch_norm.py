@@ -18,11 +18,9 @@ from ddp_impl.wire.collectives import size_of
 class SyncBatchNorm(nn.SyncBatchNorm):
     """`torch.nn.SyncBatchNorm`, made of ordinary operators and two collectives, so that every device has it.
 
-    In training mode mean and variance are those of all ranks' batches together: each rank normalises its own rows, even
-    if it has none. Every rank of `process_group` must call forward and backward equally often; inside a join
-    context ask for `throw_on_early_termination`. In evaluation mode, or alone, it is `torch.nn.BatchNorm1d` and its
-    kin. Parameters, buffers and `state_dict` are torch's. A gradient of a gradient, as a penalty needs it, is
-    refused with `RuntimeError`.
+    Every rank of `process_group` must call forward and backward equally often, with rows or none; in a join context ask
+    for `throw_on_early_termination`. In evaluation mode it is `torch.nn.BatchNorm1d` and its kin. A gradient of a
+    gradient, as a penalty needs it, is refused with `RuntimeError`.
     """
 
     @classmethod
@@ -102,9 +100,8 @@ def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
 def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance per feature over all ranks' rows, and how many values each feature has.
 
-    Each rank sends its own mean, sum of squared deviations and count: combining those loses no digits, as a
-    difference of large sums would. The count stays on the device, and a rank that has more than one value itself does
-    not make the host wait for it. Raises `ReductionError` on every rank when all ranks together have one value.
+    Ranks send mean, squared deviations and count, which loses no digits; the host waits where it has one value at most.
+    Raises `ReductionError` on every rank when all together have one.
     """
     with torch.no_grad():
         values = rows.detach().movedim(1, 0).flatten(1)  # (features, values)

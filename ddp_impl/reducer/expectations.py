@@ -20,12 +20,11 @@ runs the backward)
 =============================  =============================  ==============================  ==========================
 
 In the first iteration, whose order is learnt, all buckets leave behind the backward; so they do for good where ranks
-have found different orders (`order`).
+have found different orders (`company.Order`); with `Some`, those of the gradients that are out of order.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ from ddp_impl.reducer.iteration import Progress, Promise
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
-from ddp_impl.wire.round import Round
+from ddp_impl.wire.round import Answer, Round
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
@@ -56,16 +55,11 @@ class Every:
     is_static = False
 
     def __init__(self, reduction: Reduction) -> None:
-        """Expect it of the gradients that `reduction` reduces."""
         self.reduction = reduction
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
 
     def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
-
-        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
-        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
-        """
+        """Return the `output` of a forward, which holds `tensors`, tied if no parameter took part and none must."""
         reduction = self.reduction
         if not self.allows_absence or reduction.num_ranks == 1 or self.graph.uses_any(tensors):
             return output
@@ -75,11 +69,9 @@ class Every:
             return output
         return reduction.anchor.tie(output, tensors)
 
-    # -- which buckets may leave within the backward ------------------------------------------------------------------
-
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
-        if self.reduction.order.ranks_diverge:
+        if not all(self.reduction.learnt.in_order):
             self.reduction.hold_all_back()
 
     def learning_begins(self) -> None:
@@ -93,18 +85,13 @@ class Every:
     def shadow_begins(self) -> None:
         """Follow, on a rank without data, what the others exchange when their backward begins."""
 
-    # -- what counts as unused ----------------------------------------------------------------------------------------
-
     def absent_at_start(self) -> Sequence[int]:
         """Return the parameters of which all ranks know that this backward does not use them."""
         last = self.reduction.learnt.last_unused
         return [index for index in last if self.reduction.is_frozen(index)] if last else ()
 
     def resolve_unused(self) -> list[int]:
-        """Take as unused what has not arrived, or leave it to another backward; return the buckets that are full now.
-
-        The backward is over.
-        """
+        """Take as unused what is frozen, and await the rest; return the buckets that are full. The backward is over."""
         frozen = [index for index in self.arrivals.missing if self.reduction.is_frozen(index)]
         self.reduction.iteration.unused.update(frozen)
         full = self.arrivals.exclude(frozen)
@@ -146,8 +133,6 @@ class Every:
         )
         return reduction.error(text + peers.exchange(messages.lacks([name for _, name in missing], peers.step)))
 
-    # -- what ranks exchange behind the last bucket -------------------------------------------------------------------
-
     def ask(self) -> None:
         """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
 
@@ -188,11 +173,7 @@ class Some(Every):
         return ()
 
     def forecast(self, coming: Sequence[bool]) -> None:
-        """Start the exchange of which gradients are certain to arrive.
-
-        False means unknown: a nested backward can still produce the gradient. Of several forwards none is certain: each
-        rank may use a parameter in another of them, where its gradient arrives at another moment.
-        """
+        """Start the exchange of which gradients are certain to arrive; of several forwards none is."""
         reduction = self.reduction
         if reduction.iteration.num_forwards != 1:
             coming = [False] * len(coming)
@@ -206,14 +187,18 @@ class Some(Every):
             reduction.group,
             reduction.device,
             counts=coming or [False] * len(self.members),
-            alike=list(reduction.order.digest()),
             tells=coming is not None,
         )
 
     def _read(self, forecast: Round) -> None:
         with self.reduction.awaiting_usage():
             answer = forecast.result()
-        self.reduction.hold_back_uncertain(self.reduction.order.may_launch_in_backward(answer, self.reduction.buckets))
+        self.reduction.hold_back_uncertain(self.may_launch_in_backward(answer))
+
+    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+        """Return for each parameter whether its gradient is certain to arrive, on all ranks in one order."""
+        in_order = self.reduction.learnt.in_order or [False] * len(self.members)
+        return list(map(min, forecast.certain, in_order))
 
     def await_forecast(self) -> None:
         """Wait for the forecast; make it now if no output of forward was reached."""
@@ -234,11 +219,10 @@ class Some(Every):
 
     def ask(self) -> None:
         """Ask in every iteration, and tell whether this rank refuses. Warn, once, where the search was in vain."""
-        learnt, iteration = self.reduction.learnt, self.reduction.iteration
-        if not (iteration.unused or learnt.warned_of_search):
-            learnt.warned_of_search = True
-            warnings.warn(messages.found_nothing_unused(self.reduction.rank), stacklevel=2)
-        self.reduction.start_usage()
+        reduction = self.reduction
+        if not (reduction.iteration.unused or "search" in reduction.telemetry.warned):
+            reduction.telemetry.warn_once("search", messages.found_nothing_unused(reduction.rank))
+        reduction.start_usage()
 
 
 class Same(Every):
@@ -250,7 +234,7 @@ class Same(Every):
     def iteration_begins(self) -> None:
         """Hold back the buckets whose parameters ranks do not use equally often."""
         promise = self.reduction.learnt.promise
-        if self.reduction.order.ranks_diverge:
+        if not all(self.reduction.learnt.in_order):
             self.reduction.hold_all_back()
         elif promise is not None:
             self.reduction.hold_back_uncertain(promise.alike)
@@ -260,11 +244,7 @@ class Same(Every):
         return self.arrivals.never_used
 
     def resolve_unused(self) -> list[int]:
-        """Count as unused what did not arrive, when the last backward of the iteration is over.
-
-        A static graph may have several in one. One that reached no output of forward (of a loss which the module keeps,
-        say) does not end the iteration; a later one will.
-        """
+        """Count as unused what did not arrive, when a backward ends that has reached an output of forward."""
         iteration = self.reduction.iteration
         if iteration.is_announced and not iteration.is_reached:
             self.arrivals.report_next()
@@ -276,10 +256,7 @@ class Same(Every):
         return False
 
     def ask(self) -> None:
-        """Ask once what ranks use and how often, and afterwards only for what none of them uses.
-
-        They know of the others, but not which of these got gradients under `no_sync`.
-        """
+        """Ask once what ranks use and how often, and afterwards only for what none of them uses."""
         promise = self.reduction.learnt.promise
         if promise is None and self.arrivals.num_to_learn_from:
             times = self.arrivals.learnt or [0] * len(self.members)

@@ -27,16 +27,18 @@ from torch.autograd.graph import Node
 from ddp_impl.base.errors import IllegalEventError, ReductionError
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import Bucket
-from ddp_impl.buckets.hidden_gradients import Hidden
+from ddp_impl.buckets.gradients import Hidden
 from ddp_impl.torch_internals.tensors import nodes_behind
 from ddp_impl.wire.round import Answer, Round
 
 
-class Progress(Enum):
-    """How far an iteration is."""
-
-    # Members are singletons; Enum would hash their names, in Python, at every look into the table.
+class _Singletons(Enum):
+    # Enum would hash the names of its members, in Python, at every look into a table.
     __hash__ = object.__hash__
+
+
+class Progress(_Singletons):
+    """How far an iteration is."""
 
     IDLE = "idle"
     #: A forward ended; the reducer expects its gradients.
@@ -52,10 +54,8 @@ class Progress(Enum):
     HELD = "waiting for finalize_backward"
 
 
-class Run(Enum):
+class Run(_Singletons):
     """How far the backward is that the iteration takes part in."""
-
-    __hash__ = object.__hash__
 
     NONE = "before any backward"
     #: A gradient arrived although the backward reached no output of forward: of a parameter that the loss uses
@@ -66,10 +66,8 @@ class Run(Enum):
     OVER = "after a backward"
 
 
-class Event(Enum):
+class Event(_Singletons):
     """What can happen to an iteration."""
-
-    __hash__ = object.__hash__
 
     FORWARD = "synchronised forward"
     BACKWARD = "backward reaches an output"
@@ -85,10 +83,8 @@ class Event(Enum):
     RESET = "reset"
 
 
-class Action(Enum):
+class Action(_Singletons):
     """What the reducer must do then, in this order."""
-
-    __hash__ = object.__hash__
 
     ARM = "open an iteration: expect every gradient"
     WATCH = "have autograd report the end of the backward"
@@ -190,10 +186,9 @@ class Iteration:
     parameter i; None until ranks have exchanged it, and until then all count as used; `is_exchanged`: they have, in
     this iteration. `refusal`: why this rank cannot average what arrived, told when ranks exchange.
 
-    `filled`: for each full bucket how many collectives of the user's its group had begun then; `arrived`: for each
-    parameter the place of its last gradient; both only where ranks compare them (`order`). `to_step`: the buckets whose
-    averages were handed out when the backward ended, and which parameters some rank used. `hidden`: gradients that the
-    user may not read before they are final.
+    `arrived`: in an iteration that is learnt from, the place of each parameter's last gradient (`company.Order`).
+    `to_step`: the buckets whose averages were handed out when the backward ended, and which parameters some rank used.
+    `hidden`: gradients that the user may not read before they are final.
     """
 
     rank: int
@@ -220,16 +215,12 @@ class Iteration:
     used_anywhere: Sequence[bool] | None = None
     is_exchanged: bool = False
     refusal: ReductionError | None = None
-    filled: dict[int, int] = field(default_factory=dict)
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
     to_step: list[tuple[Bucket, Sequence[bool] | None]] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
 
     def enter(self, event: Event) -> tuple[Action, ...]:
-        """Go on by `event`; return the actions that the reducer must perform now.
-
-        Raises `IllegalEventError`, and changes nothing, where the event cannot happen.
-        """
+        """Go on by `event`; return the actions to perform. Raises `IllegalEventError` where it cannot happen."""
         following = TRANSITIONS.get((self.progress, self.run, event))
         if following is None:
             raise self.illegal(event.value)
@@ -258,8 +249,6 @@ class Iteration:
         """Whether a backward brought no gradient: `torch.autograd.grad`, perhaps on this rank alone."""
         return self.progress is Progress.AWAITS and self.run is Run.OVER
 
-    # -- buckets ------------------------------------------------------------------------------------------------------
-
     @property
     def num_launchable_in_backward(self) -> int:
         """How many buckets are left that leave within the backward."""
@@ -284,8 +273,6 @@ class Iteration:
         self.launched += taken
         return taken
 
-    # -- forwards -----------------------------------------------------------------------------------------------------
-
     def know_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Remember what one more forward returned, if it is marked."""
         nodes: Iterable[Any] = chain.from_iterable(map(nodes_behind, tensors))
@@ -300,11 +287,7 @@ class Iteration:
 
 @dataclass(eq=False, slots=True)
 class Backward:
-    """One run of autograd's engine, with its `number`, that this wrapper takes part in.
-
-    `told_missing`: the user has read that gradients are missing now that it is over. `is_compiled`: compiled autograd
-    runs it, and it is not over. `came`: of a local backward, the parameters whose gradients it brought.
-    """
+    """A run of autograd's engine; `told_missing`: an error has named what is missing; `came`: if it is local."""
 
     number: int = -1
     told_missing: bool = False
@@ -325,19 +308,19 @@ class Learnt:
     """What the reducer has learnt of its ranks and gradients; until it is reset, when all of it is forgotten.
 
     `caps`: those of the present buckets; `has_rebuilt_buckets`: they follow rank 0's order. `order`: rank 0's, behind
-    the number of its wrapper, until buckets are planned by it; `order_exchange`: on its way. `promise`: what ranks
+    the number of its wrapper, until buckets are planned by it; `order_exchange`: on its way. `in_order[i]`: gradient i
+    arrives on every rank at the same place, or on none; empty until ranks have compared. `promise`: what ranks
     exchanged of a static graph. `last_unused`: what the last iteration left out; `looks_static`: every iteration so
     far left out the same. `last_usage`: what ranks exchanged last of their use, read or on its way (`unread`).
-    `warned_of_search`: the user knows that `find_unused_parameters` has found nothing.
     """
 
     caps: BucketCaps
     has_rebuilt_buckets: bool = False
     order: list[int] = field(default_factory=list)
     order_exchange: Round | None = None
+    in_order: Sequence[bool] = ()
     promise: Promise | None = None
     last_unused: set[int] | None = None
     looks_static: bool = True
     last_usage: Answer | None = None
     unread: deque[Round] = field(default_factory=deque)
-    warned_of_search: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
 
@@ -23,14 +24,13 @@ from ddp_impl.buckets.plan import (
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
-from ddp_impl.wire.round import NUM_BYTES, Round
+from ddp_impl.wire.round import Round
 
 
 class BucketPlanning:
     """Fills the buckets of `reduction`; gradients that are large move into those that `early_moves` is given."""
 
     def __init__(self, reduction: Reduction, early_moves: EarlyMoves) -> None:
-        """Plan one bucket per kind of gradient."""
         self.reduction, self._early_moves = reduction, early_moves
         self.specs = [member.spec(reduction.options) for member in reduction.members]
         devices = {member.parameter.device for member in reduction.members}
@@ -48,14 +48,12 @@ class BucketPlanning:
         self.adopt(plan_for_unknown_order(self.specs))
 
     def exchange_order(self, *, is_over: bool) -> None:
-        """Send rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
+        """Send rank 0's order of gradients, and where each arrived here, after the last iteration to learn from.
 
-        Called when all of a backward has been sent, and again when it `is_over`.
-
-        With it goes a digest of where this rank's gradients arrived. There, behind all that has been sent and before
-        anything is waited for: one rank may run in one backward what another runs in several. Not in the next forward:
-        what ranks run between two backwards may wait for another rank's, as the stages of a pipeline do, and they may
-        run forwards of several wrappers in different orders.
+        Called when all of a backward has been sent, and again when it `is_over`: behind all that has been sent and
+        before anything is waited for, as one rank may run in one backward what another runs in several. Not in the next
+        forward: ranks may run forwards of several wrappers in different orders, or wait in between, as stages of a
+        pipeline do.
         """
         reduction, learnt, arrivals = self.reduction, self.reduction.learnt, self.reduction.arrivals
         if learnt.has_rebuilt_buckets or learnt.order_exchange is not None or learnt.order:
@@ -66,14 +64,16 @@ class BucketPlanning:
             return
         if not is_over and hook is not None and hook.group() is None:
             return  # it may communicate when its future is done
-        # Where ranks differ they compare a forecast in each iteration.
-        places = None if reduction.ranks_may_differ else reduction.order.digest_of(reduction.iteration.arrived)
-        longest, told = 1 + len(reduction.members), [reduction.peers.number, *arrivals.order]
+        arrived, may_differ = reduction.iteration.arrived, reduction.ranks_may_differ
+        num_members, told = len(reduction.members), [reduction.peers.number, *arrivals.order]
+        if may_differ:  # what arrives at other wrappers does not matter: they wait for this one (`may_send`)
+            arrived = {index: (collectives, 0) for index, (collectives, _) in arrived.items()}
+        places = [arrived.get(index) for index in range(num_members)]
         with reduction.peers.awaiting("backward", self._awaited), reduction.order.counting_own_collectives():
             learnt.order_exchange = Round(
                 reduction.group, reduction.device,
-                of_rank_0=[*told, *[-1] * (longest - len(told))], alike=list(places or bytes(NUM_BYTES)),
-                tells=places is not None, waits=False,
+                of_rank_0=[*told, *[-1] * (1 + num_members - len(told))], alike=encoded(places),
+                tells=may_differ or bool(arrived), waits=False,
             )  # fmt: skip
 
     def await_order(self) -> None:
@@ -84,14 +84,12 @@ class BucketPlanning:
             with self.reduction.peers.awaiting("backward", self._awaited):
                 answer = exchange.result()
             learnt.order = [number for number in answer.of_rank_0 if number >= 0]
-            if not all(answer.alike):
-                self.reduction.order.ranks_diverge = True
+            learnt.in_order = list(map(all, zip(answer.alike[::2], answer.alike[1::2], strict=True)))
 
     def agree_on_order(self, mine: Sequence[int] | None) -> Sequence[int] | None:
         """Return rank 0's order of gradients, by which buckets are planned from now on; None if a rank has none.
 
-        `mine`: the order that this rank's compiled backward has. All ranks must call it in one forward. Buckets that
-        follow an order already keep it.
+        `mine`: the order of this rank's compiled backward. All ranks must call it in one forward.
         """
         reduction, learnt = self.reduction, self.reduction.learnt
         told = [0] * len(self.specs) if mine is None else mine
@@ -111,10 +109,7 @@ class BucketPlanning:
         return messages.order([member.name for member in self.reduction.members])
 
     def rebuild(self) -> None:
-        """Plan buckets anew from the order in which gradients arrived on rank 0; once, when it is known.
-
-        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent the order of another wrapper.
-        """
+        """Plan buckets anew by rank 0's order; raises `ReductionError` if that is of another wrapper."""
         reduction, learnt = self.reduction, self.reduction.learnt
         number, *order = learnt.order
         if number != reduction.peers.number:
@@ -158,11 +153,16 @@ class BucketPlanning:
         self._early_moves.regroup(reduction.buckets)
 
 
+def encoded(places: Sequence[tuple[int, int] | None]) -> list[int]:
+    """Return two bytes for each place, which differ, almost surely, where places do; zeros for None."""
+    nowhere = bytes(2)
+    return list(b"".join(nowhere if place is None else crc32(b"%d %d" % place).to_bytes(4)[2:] for place in places))
+
+
 class DeviceTimes(Observer):
     """Notes when gradients arrive on `device`; the host's clock would tell when work was launched, long before."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin with nothing noted."""
         self._device, self._begin = device, torch.Event(device, enable_timing=True)
         self._at: dict[int, torch.Event] = {}
 

@@ -38,16 +38,16 @@ lets buckets leave earlier. So opaque outputs, partial losses and functions that
 further rules; of several forwards before one backward all buckets are late.
 
 Where to look: `iteration` has the lifetimes and rules of an iteration; `expectations` what each option changes;
-`reduction` what happens to a bucket; `order` and `company` what a reducer owes other collectives of its group.
+`reduction` what happens to a bucket; `company` what a reducer owes other collectives of its group.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -55,7 +55,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl.autograd.hooks import AutogradHooks, OneThreadAtATime
+from ddp_impl.autograd.hooks import AutogradHooks, one_thread
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.options import ReducerOptions
@@ -63,7 +63,7 @@ from ddp_impl.base.telemetry import NEVER, Observer, is_verbose, milestone, now_
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
-from ddp_impl.reducer import company
+from ddp_impl.reducer.company import Construction, EngineRun, Tally, company, end_alone, has_sent, may_send
 from ddp_impl.reducer.expectations import Captured, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
@@ -102,14 +102,14 @@ class Reducer:
         peers: Peers | None = None,
         *,
         may_share_backward: bool = True,
-        copied: company.Construction = (),
+        copied: Construction = (),
     ) -> None:
         """Plan one bucket per kind of gradient and listen to every parameter; see `Participant` and `construction`."""
         arrivals, self.early_moves = Arrivals(len(members)), EarlyMoves(len(members))
         has_threads = len({member.parameter.device for member in members}) > 1
-        self._alone = OneThreadAtATime(self) if has_threads else None
-        self.hooks = AutogradHooks(members, arrivals, self._alone or self)
-        self.anchor = Anchor(device, self._alone or self)
+        self._has_threads = has_threads
+        self.hooks = AutogradHooks(members, arrivals, self, has_threads=has_threads)
+        self.anchor = Anchor(device, self, has_threads=has_threads)
         self.reduction = Reduction(members, device, options, self.hooks, self.anchor, arrivals)
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.planning = BucketPlanning(self.reduction, self.early_moves)
@@ -118,7 +118,7 @@ class Reducer:
         self.choose_options(options)
         self.choose_observers()
         self.construction, self.may_share_backward = company.construction(copied), may_share_backward
-        self.engine_run: company.EngineRun | None = None
+        self.engine_run: EngineRun | None = None
         self.before_backward: Callable[[], None] = _nothing
         self.in_use: Callable[[], object] = _nothing
         # Where autograd's threads drop a backward late: whether they have dropped the last one.
@@ -130,7 +130,6 @@ class Reducer:
         self._local_run = -2  # the number of the last backward that reached an output of a forward under `no_sync`
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
         self.raised_early = self._wrapper_collected = False
-        self.warns_of_local = True  # not once it has; nor where graphs average, whose gradients look the same here
         self.num_nodes_before_forward = 0  # in the graph; the wrapper notes it when a forward begins
         company.watch_for(self)
 
@@ -232,8 +231,7 @@ class Reducer:
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and what was learnt, and reduce over `group`; all its ranks must call it.
 
-        Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the last
-        backward are missing and no error has said so: afterwards nothing says that those which arrived are no averages.
+        Raises `ReductionError` where gradients of the last backward are missing and no error has said so.
         """
         if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
             self.check_finished()
@@ -263,10 +261,7 @@ class Reducer:
         self.all_have_handed_out()
 
     def rebuild_buckets(self) -> bool:
-        """Plan buckets anew by rank 0's order of gradients, if it is known and none is expected; return whether it did.
-
-        Collective with `bucket_cap_mb="auto"`.
-        """
+        """Plan buckets anew by rank 0's order, if it is known; return whether it did. Collective with "auto" caps."""
         if not self.reduction.learnt.order or self.reduction.iteration.progress is not Progress.IDLE:
             return False
         if self.reduction.options.caps.measured:
@@ -285,8 +280,8 @@ class Reducer:
 
     def begin_backward(self) -> None:
         """Begin the backward that runs now, together with the other wrappers whose backward it is."""
-        if self._alone is not None:
-            with self._alone.lock:
+        if self._has_threads:
+            with one_thread:
                 company.begin(self)
         elif self.may_share_backward:
             company.begin(self)
@@ -308,11 +303,7 @@ class Reducer:
         return self._local_is_reached or company.takes_part(self)
 
     def begins_with_others(self, repeated: int | None) -> bool:
-        """Whether the backward that runs now is the one that this wrapper awaits, though it has reached no output.
-
-        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does. A forward under
-        `no_sync` may await its own, which is none. After `torch.autograd.grad` the wrapper awaits one still.
-        """
+        """Whether the wrapper awaits the backward that runs now, or its last one runs once more (`repeated`)."""
         iteration = self.reduction.iteration
         awaits = iteration.awaits_backward or iteration.run is Run.UNSEEN
         repeats = repeated is not None and self.last_backward == repeated
@@ -331,7 +322,7 @@ class Reducer:
         if self.reduction.iteration.progress in (Progress.BROKEN, Progress.HELD):
             self.check_finished()
         local, self._local = self._local, None
-        self._perform(self.reduction.iteration.enter(Event.BACKWARD), repeats=True)
+        self._perform(self.reduction.iteration.enter(Event.BACKWARD))
         for index in local.came if local is not None else ():  # this backward runs through both
             self.take_gradient(index)
 
@@ -393,11 +384,9 @@ class Reducer:
         if bucket in iteration.full:
             raise iteration.illegal(f"bucket {bucket} is full again")
         iteration.full.add(bucket)
-        if order.tally is not None:
-            if self.ranks_may_differ:
-                iteration.filled[bucket] = order.num_of_the_users()
-            elif not (self.arrivals.learns or order.ranks_diverge):
-                order.count_arrival()
+        expects_alike = order.tally is not None and not (self.ranks_may_differ or self.arrivals.learns)
+        if expects_alike and all(self.reduction.learnt.in_order):
+            order.count_arrival()
         if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
             self.launch_full_buckets()
 
@@ -405,23 +394,19 @@ class Reducer:
         """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
+        if "local" in self.telemetry.warned or reduction.iteration.progress is not Progress.IDLE:
+            return  # asked first: nothing that follows can be captured
         is_meant = reduction.follows_local or self._local_run == current_backward() or self._wrapper_collected
-        if not self.warns_of_local or is_meant or reduction.iteration.progress is not Progress.IDLE:
-            return
-        if reduction.num_ranks > 1 and index not in self.hooks.shared():  # else it is another wrapper's
-            self.warns_of_local = False
+        is_anothers = index in self.hooks.shared()
+        if reduction.num_ranks > 1 and not (is_meant or is_anothers):
             name, number = self.members[index].name, reduction.iteration.number
             warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
-            warnings.warn(warning(reduction.rank, name, number), stacklevel=2)
+            self.telemetry.warn_once("local", warning(reduction.rank, name, number))
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
 
     def _local_output_reached(self, num_triggers: int) -> None:
-        """Take the report that a backward has reached an output of a forward under `no_sync`.
-
-        While nothing is expected, gradients are local anyway. Once a synchronised backward runs, or was triggered by
-        hand since the forward, when there were `num_triggers`, this is a part of it.
-        """
+        """Take the report of an output of a forward under `no_sync`, unless a backward was triggered by hand since."""
         if num_triggers != self._num_triggers:
             return
         self._local_run = current_backward()
@@ -454,11 +439,7 @@ class Reducer:
         self.engine_run_is_over()
 
     def _belongs_to_other(self, index: int) -> bool:
-        """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
-
-        The backward has reached an output of another wrapper, but none of this one. Where it reaches one later, it
-        averages everything. Once the wrapper is gone, a backward is the user's own unless it reaches an output.
-        """
+        """Whether a gradient is another wrapper's: the backward has reached an output of that, and none of this one."""
         return self._wrapper_collected or (index in self.hooks.shared() and company.backward_belongs_to_other(self))
 
     # -- buckets leave ------------------------------------------------------------------------------------------------
@@ -476,10 +457,10 @@ class Reducer:
         if self.ranks_may_differ:
             self.expectation.await_forecast()
         has_rivals = run is not None and run.has_rivals
-        if not has_rivals or company.may_send(self):
+        if not has_rivals or may_send(self):
             self._launch_next()
             if has_rivals and num_launched < len(iteration.launched) and not iteration.num_launchable_in_backward:
-                company.has_sent(self)
+                has_sent(self)
         if iteration.num_late and iteration.is_incomplete:
             reduction.release_late()
             self._launch_next()
@@ -488,7 +469,7 @@ class Reducer:
             if actions := iteration.enter(Event.LAST_LAUNCHED):
                 self._perform(actions)
             if self._backward.is_compiled and iteration.run is Run.RUNS:
-                company.end_alone(self)
+                end_alone(self)
 
     def _launch_next(self) -> None:
         reduction = self.reduction
@@ -563,33 +544,15 @@ class Reducer:
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: tuple[Action, ...], *, repeats: bool = False) -> None:
-        """Perform the actions of an event; of one that opens an iteration, `repeats`: it is no forward."""
+    def _perform(self, actions: tuple[Action, ...]) -> None:
+        """Perform the actions of an event."""
         for action in actions:
-            match action:
-                case Action.ARM:
-                    self.open_iteration(repeats=repeats)
-                case Action.WATCH:
-                    self.watch_backward()
-                case Action.ANNOUNCE:
-                    self.announce()
-                case Action.LAUNCH:
-                    self.launch_full_buckets()
-                case Action.RESOLVE:
-                    for full in self.expectation.resolve_unused():
-                        self.bucket_is_full(full)
-                case Action.ASK:
-                    self.expectation.ask()
-                case Action.HIDE:
-                    self.reduction.hide_gradients()
-                case Action.FINALIZE:
-                    self.finalize()
-                case Action.DISARM:
-                    self.arrivals.disarm()
+            _PERFORM[action](self)()
 
-    def open_iteration(self, *, repeats: bool = False) -> None:
-        """Expect every gradient; `repeats`: a backward opens the iteration, from outputs of an earlier one."""
+    def open_iteration(self) -> None:
+        """Expect every gradient; of a backward that opens the iteration, from outputs of an earlier one."""
         reduction, last = self.reduction, self.reduction.iteration
+        repeats = last.run is Run.RUNS
         iteration = Iteration(
             reduction.rank, last.number + 1, range(len(self.buckets)), last.progress, last.run, is_repeated=repeats
         )
@@ -608,17 +571,16 @@ class Reducer:
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
-        reduction, order, run = self.reduction, self.reduction.order, company.join(self)
+        reduction, run = self.reduction, company.join(self)
         self._backward = Backward(run.number, is_compiled=run.is_compiled)
         if self._run_is_over is not None:
             self._run_is_over.clear()
         is_captured = run.is_compiled and not self._chosen.allows_absence
         self.expectation = Captured(reduction) if is_captured else self._chosen
-        if self.arrivals.learns or self.ranks_may_differ:
-            run.count(self, order.now)
-        if run.tallies or order.tally is not None:
-            order.backward_begins(run.tallies.get((reduction.group, self.device)))
-        if self.arrivals.learns:
+        learns = self.arrivals.learns
+        if learns or run.tallies or reduction.order.tally is not None:
+            self.counts_with(run.tally_of(self, begins=learns))
+        if learns:
             self.expectation.learning_begins()
         if self.hooks.come_last() or not reduction.learnt.has_rebuilt_buckets:
             reduction.user_hooks.search()
@@ -630,20 +592,20 @@ class Reducer:
             self.telemetry.current.backward_start = now_ns()
 
     def choose_observers(self) -> None:
-        """Find who listens to backwards from now on; who has nothing to do is not asked.
-
-        First the user's hooks, to remember parameters before anything moves; last the clock of the device, next to
-        the work that it times.
-        """
+        """Find who listens to backwards; the user's hooks come before moves, and the device's clock comes last."""
         hooks, moves, times = self.reduction.user_hooks, self.early_moves, self.planning.device_times
         learns = self.arrivals.num_to_learn_from
         candidates: list[tuple[Observer | None, Any]] = [(hooks, hooks.hooked), (moves, moves.buckets), (times, learns)]
         self.observers = tuple(observer for observer, work in candidates if observer is not None and work)
 
-    def counts_with(self, tally: company.Tally) -> None:
-        """Count the collectives of the backward that runs now with another wrapper, which has begun to."""
-        if self.reduction.order.tally is None:
-            self.reduction.order.backward_begins(tally)
+    def counts_with(self, tally: Tally | None) -> None:
+        """Count the collectives of the backward that runs now in `tally`, as others of the group do."""
+        self.reduction.order.backward_begins(tally)
+
+    def resolve_unused(self) -> None:
+        """Count as unused what did not arrive, as far as the expectation allows; send what is full now."""
+        for full in self.expectation.resolve_unused():
+            self.bucket_is_full(full)
 
     def announce(self) -> None:
         """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
@@ -661,8 +623,6 @@ class Reducer:
         self.arrivals.end_iteration()
         refused = iteration.usage is not None and self.expectation.a_rank_refuses()
         if not refused:
-            if reduction.order.tally is not None:
-                reduction.order.iteration_ends(iteration.filled, iteration.arrived)
             reduction.finalize_buckets()
         if learnt.last_unused != iteration.unused:
             learnt.looks_static = learnt.looks_static and learnt.last_unused is None
@@ -698,3 +658,17 @@ class Reducer:
 
 def _nothing() -> None:
     """Do nothing: keeps nobody alive."""
+
+
+#: What the reducer calls for each action.
+_PERFORM = {
+    Action.ARM: attrgetter("open_iteration"),
+    Action.WATCH: attrgetter("watch_backward"),
+    Action.ANNOUNCE: attrgetter("announce"),
+    Action.LAUNCH: attrgetter("launch_full_buckets"),
+    Action.RESOLVE: attrgetter("resolve_unused"),
+    Action.ASK: attrgetter("expectation.ask"),
+    Action.HIDE: attrgetter("reduction.hide_gradients"),
+    Action.FINALIZE: attrgetter("finalize"),
+    Action.DISARM: attrgetter("arrivals.disarm"),
+}

@@ -1,7 +1,8 @@
-"""How buckets are reduced: gathered, launched, awaited, handed out. When each happens is up to the `reducer`."""
+"""How buckets are reduced: gathered, launched, awaited, handed out, stepped on. When is up to the `reducer`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,30 +18,22 @@ from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
+from ddp_impl.base.messages import enumerate_names
 from ddp_impl.base.options import ReducerOptions
-from ddp_impl.base.telemetry import Telemetry, now_ns
+from ddp_impl.base.telemetry import Observer, Telemetry, now_ns
+from ddp_impl.buckets import gradients
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.buckets.comm_hooks import BoundHook, call_hook, tensor_in
-from ddp_impl.buckets.gradients import (
-    COPY_IN,
-    COPY_IN_DIVIDED,
-    GRAD_ATTRIBUTE,
-    LOCAL_SHARD,
-    GradientHome,
-    autograd_context,
-    collect,
-    collect_sparse,
-    empty_sparse,
-    frozen_in,
-    hand_out,
-    has_values,
-    in_place,
-)
-from ddp_impl.buckets.hidden_gradients import hide
+from ddp_impl.buckets.gradients import GradientHome
+from ddp_impl.reducer.company import Order
 from ddp_impl.reducer.iteration import Iteration, Learnt, Progress
-from ddp_impl.reducer.order import Order
-from ddp_impl.reducer.user_hooks import UserHooks, step_parameters
+from ddp_impl.torch_internals.tensors import (
+    in_backward_hooks,
+    in_backward_optimizers,
+    num_post_accumulate_hooks,
+    version_of,
+)
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in, size_of
 from ddp_impl.wire.peers import Peers, slow_waits
@@ -67,7 +60,7 @@ class Reduction:
         self.hooks, self.anchor, self.arrivals = hooks, anchor, arrivals
         self.graph = GraphSearch([member.parameter for member in members])
         self.telemetry = Telemetry()
-        self.user_hooks = UserHooks(self.members)
+        self.user_hooks = UserHooks(self.members, self.telemetry)
         self.buckets: list[Bucket] = []
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
@@ -105,10 +98,7 @@ class Reduction:
     # -- which buckets leave when -------------------------------------------------------------------------------------
 
     def hold_back_uncertain(self, certain: Sequence[bool]) -> None:
-        """Let the buckets leave behind the backward whose gradients are not all `certain` to arrive on every rank.
-
-        A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
-        """
+        """Hold back the buckets whose gradients are not all `certain`; with a comm hook, all behind the first one."""
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
         late = set[int]()
         if uncertain:
@@ -122,10 +112,7 @@ class Reduction:
         self.iteration.hold_back(range(len(self.buckets)))
 
     def release_late(self) -> None:
-        """Let the late buckets leave: the backward is over. Skip those of which no rank used a parameter, if asked to.
-
-        Collective with `skip_all_reduce_unused_params`.
-        """
+        """Let the late buckets leave: the backward is over. Collective with `skip_all_reduce_unused_params`."""
         self._agree_on_skipped()
         self.iteration.num_late = 0
 
@@ -159,18 +146,18 @@ class Reduction:
         except ReductionError as error:
             self.refuse(error)
             bucket.claim()
-            buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
+            buffer = gradients.empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self.send(bucket, buffer)
 
     def collect(self, bucket: Bucket) -> Tensor:
         """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
         iteration, hook = self.iteration, self.comm_hook
         unused, divisor = iteration.unused, self.divisor if hook is None else 1
-        home = GRAD_ATTRIBUTE
+        home = gradients.GRAD_ATTRIBUTE
         if bucket.distributed or iteration.context_id is not None:
             home = self.home_of(bucket)
         left_out: Collection[int] = ()
-        if frozen := frozen_in(bucket):
+        if frozen := gradients.frozen_in(bucket):
             frozen -= self.used_locally
             unused |= frozen
             left_out = () if self.ranks_may_differ else frozen
@@ -178,15 +165,15 @@ class Reduction:
             return self._collect_sparse(bucket, home, is_left_out=bool(left_out), divisor=divisor)
         # Hooks are promised a buffer of the bucket's, and what no rank uses must survive.
         if bucket.reduces_in_place and hook is None and bucket.members[0].index not in unused:
-            gradient = in_place(bucket, home, divisor=divisor)
+            gradient = gradients.in_place(bucket, home, divisor=divisor)
             if gradient is not None:
                 return gradient
         if not bucket.views:
             bucket.claim()
         shared = self.hooks.shared()
-        missing = collect(
+        missing = gradients.collect(
             bucket, home, unused | shared if shared else unused, self.prefix,
-            divisor=divisor, left_out=left_out, event=COPY_IN_DIVIDED if hook is None else COPY_IN,
+            divisor=divisor, left_out=left_out, event=gradients.COPY_IN_DIVIDED if hook is None else gradients.COPY_IN,
         )  # fmt: skip
         if missing:
             self._are_gone(bucket, missing)
@@ -196,7 +183,11 @@ class Reduction:
         member = bucket.members[0]
         if is_left_out or home.get(member.parameter) is None:
             self._are_gone(bucket, [0])
-        buffer = empty_sparse(member.parameter) if is_left_out else collect_sparse(member, home, self.prefix)
+        buffer = (
+            gradients.empty_sparse(member.parameter)
+            if is_left_out
+            else gradients.collect_sparse(member, home, self.prefix)
+        )
         return buffer.div_(divisor) if divisor != 1 else buffer
 
     def _are_gone(self, bucket: Bucket, places: Iterable[int]) -> None:
@@ -245,7 +236,7 @@ class Reduction:
                 self._agree_on_skipped()
             if index not in iteration.skipped:
                 bucket.claim()
-                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
+                nothing = gradients.empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.detached_from_view[:] = range(len(bucket.members))
                 self.send(bucket, nothing)
 
@@ -258,11 +249,9 @@ class Reduction:
     def start_usage(self, *, promised: Sequence[int] = (), waits: bool = False) -> None:
         """Start exchanging what ranks used, and whether one refuses to go on; every rank between the same collectives.
 
-        `promised`: how many gradients each parameter brought now, without earlier backwards, which this rank promises
-        for every iteration. To read the answer, the host waits for the device. On an accelerator only those ranks do
-        that miss a gradient or refuse; the others' device copies the answer to the host, where `was_refused_before`
-        looks at it later. With `waits` hosts tell each other, if the group serves them, so that none waits for its
-        device.
+        `promised`: how many gradients each parameter brought now, as in every iteration. To read the answer, a host
+        waits for its device: on an accelerator only where a gradient is missing or this rank refuses; others look later
+        (`was_refused_before`). With `waits` hosts tell each other, if the group serves them.
         """
         self.forget_dropped()
         iteration = self.iteration
@@ -327,10 +316,7 @@ class Reduction:
             self.used_locally -= {index for index in earlier if self.members[index].parameter.grad is None}
 
     def refuse(self, error: ReductionError) -> None:
-        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
-
-        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
-        """
+        """Raise `error`, or have all ranks raise, where they exchange it: they would wait for this one otherwise."""
         if not self.ranks_may_differ:
             raise error
         if self.iteration.refusal is None:
@@ -373,7 +359,7 @@ class Reduction:
         """Let nobody read the gradients, which are on their way, before `reveal_gradients`."""
         if self.iteration.context_id is None:
             self.iteration.hidden = [
-                hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
+                gradients.hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
             ]
 
     def reveal_gradients(self) -> None:
@@ -384,11 +370,9 @@ class Reduction:
             self.iteration.hidden.pop().reveal()
 
     def hand_out_all_but_the_last(self) -> None:
-        """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
+        """Hand out all averages but those of the last bucket launched, so that parameters step in backward.
 
-        No more than two buckets of gradients are alive then. Where other ranks may still refuse to average, or know
-        better what is unused, or another wrapper awaits the same gradient, all waits for the end of the backward; where
-        the user finalizes by hand, for that.
+        At the end instead where ranks may refuse, another wrapper awaits the gradient, or the user finalizes by hand.
         """
         if self.ranks_may_differ or self.options.finalizes_by_hand:
             return
@@ -426,7 +410,7 @@ class Reduction:
     def hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         """Put the averages in `buffer` where users look for them; `used[i]`: any rank used parameter i (None: all)."""
         is_plain = self.iteration.context_id is None and not bucket.distributed
-        hand_out(bucket, GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
+        gradients.hand_out(bucket, gradients.GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
         bucket.gradients = []
         if self.options.lazy_bucket_allocation:
             bucket.release()
@@ -437,13 +421,10 @@ class Reduction:
             bucket.release()
 
     def used_by_now(self, bucket: Bucket, buffer: Tensor) -> Sequence[bool] | None:
-        """Return which parameters some rank used, where ranks have not exchanged it.
+        """Return which parameters some rank used, where ranks have not exchanged it: with a static graph, or none.
 
-        With a static graph they rarely do, without `find_unused_parameters` never. Should this rank miss a gradient all
-        the same, because the graph is not static or the parameter was frozen, an average of zeros means that no rank
-        had one, and the reducer leaves the parameter alone, as it does after an exchange.
-
-        Raises `ReductionError` where a parameter is frozen here alone and has a gradient: the average lacks it.
+        A parameter that misses a gradient all the same is left alone if its average is zero. Raises `ReductionError`
+        where one is frozen here alone and has a gradient: the average lacks it.
         """
         anywhere, learnt = self.iteration.used_anywhere, self.arrivals.learnt
         used = [True] * len(self.members) if anywhere is None else list(anywhere)
@@ -451,18 +432,14 @@ class Reduction:
             index = member.index
             missed = self.is_frozen(index) if learnt is None else learnt[index]
             if index in self.iteration.unused and missed and used[index]:
-                used[index] = has_values(bucket, buffer, place)
+                used[index] = gradients.has_values(bucket, buffer, place)
                 lost = member.parameter.grad is not None and index not in self.used_locally
                 if used[index] and lost and self.is_frozen(index):
                     raise self.error(messages.frozen_here(self.rank, member.name))
         return used
 
     def last_gradient_ends_it(self, *, allows_absence: bool) -> bool:
-        """Whether all can be handed out with the last gradient, though the backward goes on; alike on all ranks.
-
-        Not where gradients may be missing or another wrapper awaits some of them, too; nor where parameters may step
-        then, as a comm hook can have them do: what compiled autograd has captured may read them later.
-        """
+        """Whether averages can be handed out with the last gradient, though backward goes on; alike on all ranks."""
         if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
             return False
         waits = allows_absence or self.options.delayed or self.hooks.shared()
@@ -471,7 +448,7 @@ class Reduction:
     def in_words(self, bucket: Bucket) -> str:
         """Return how messages call the reduction of `bucket`."""
         names = [member.name for member in bucket.members]
-        how = "all_reduce" if self.comm_hook is None else "comm hook"
+        how = "all_reduce" if self.comm_hook is None else f"comm hook {self.telemetry.comm_hook}"
         return f"the {how} of {messages.bucket(bucket.index, len(self.buckets), names)}"
 
     def _in_flight(self) -> list[Bucket]:
@@ -481,5 +458,86 @@ class Reduction:
     def home_of(self, bucket: Bucket) -> GradientHome:
         """Return where the gradients of `bucket` are."""
         if self.iteration.context_id is not None:
-            return autograd_context(self.iteration.context_id)
-        return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
+            return gradients.autograd_context(self.iteration.context_id)
+        return gradients.LOCAL_SHARD if bucket.distributed else gradients.GRAD_ATTRIBUTE
+
+
+class UserHooks(Observer):
+    """Watches parameters with hooks of the user's (`hooked`): an optimizer there steps on a local gradient.
+
+    Its signs are that the gradient is gone, or that the parameter has changed when the backward ends.
+    """
+
+    def __init__(self, members: Sequence[ManagedParameter], telemetry: Telemetry) -> None:
+        self._members, self._telemetry = members, telemetry
+        self.hooked: list[ManagedParameter] = []
+        self._versions: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self._seen: set[int] = set()
+        self._stepped: list[str] = []
+
+    def search(self) -> None:
+        """Find the parameters with more hooks than the reducer's."""
+        self.hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """Remember the parameters as they are."""
+        if is_first:
+            self._gone, self._seen, self._stepped = set(), set(), []
+        self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
+
+    def gradients_are_gone(self, indices: Collection[int]) -> None:
+        """Note parameters whose gradients came and were not there any more when their bucket was full."""
+        if self.hooked:
+            self._gone.update(indices)
+
+    def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
+        """Look, once in an iteration, at these parameters before averages are handed out; `unused` have no gradient."""
+        for member in self.hooked:
+            if member.index not in indices or member.index in self._seen:
+                continue
+            self._seen.add(member.index)
+            version = version_of(member.parameter)
+            is_gone = member.parameter.grad is None and (member.index in self._gone or member.index not in unused)
+            if version != self._versions.get(member.index, version) or is_gone:
+                self._stepped.append(member.name)
+
+    def backward_ended(self, unused: Collection[int], prefix: str) -> None:
+        """Warn, once, of parameters that were stepped."""
+        self.averages_come(range(len(self._members)), unused)
+        if self._stepped:
+            self._telemetry.warn_once(
+                "hooks",
+                f"{prefix} a hook of yours (register_post_accumulate_grad_hook) changed "
+                f"{enumerate_names(self._stepped)} or "
+                "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
+                "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
+                "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",
+            )
+
+
+def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
+    """Whether members have in-backward optimizers; their hooks, which would step on local gradients, are removed."""
+    owners = [member.parameter for member in members if in_backward_optimizers(member.parameter)]
+    if not owners:
+        return False
+    for parameter in owners:
+        for handle in in_backward_hooks(parameter):
+            handle.remove()
+    return True
+
+
+def step_parameters(bucket: Bucket, used: Sequence[bool] | None) -> bool:
+    """Step the optimizers of parameters in `bucket` that some rank `used`; return whether no gradient is left.
+
+    Gradients are None afterwards, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
+    """
+    set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
+    for member in bucket.members:
+        parameter = member.parameter
+        if parameter.grad is not None and (used is None or used[member.index]):
+            for optimizer in in_backward_optimizers(parameter):
+                optimizer.step()
+            if set_to_none and in_backward_optimizers(parameter):
+                parameter.grad = None
+    return all(parameter.grad is None for parameter in bucket.parameters)

@@ -1,8 +1,4 @@
-"""Run by Python when it starts, in processes that a script under `python -m ddp_impl` starts: ranks use our DDP too.
-
-Nothing is imported before the process itself imports torch; then our class is installed. A `sitecustomize` that this
-one hides is run as well.
-"""
+"""Run by Python in processes that a script under `python -m ddp_impl` starts: torch's import ends in `install`."""
 
 from __future__ import annotations
 

@@ -9,13 +9,22 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
+from ddp_impl import DistributedDataParallel
 from ddp_impl.buckets.plan import ParameterSpec
-from ddp_impl.compile.graph_parameters import AveragedParameters
+from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
+from ddp_impl.compile.fusion import Fusion
+from ddp_impl.compile.graph_split import AveragedParameters
 
 WIDTH = 4
 #: Bytes of one bias and of one weight of `layers()`.
 BIAS_BYTES = 4 * WIDTH
 WEIGHT_BYTES = 4 * WIDTH * WIDTH
+
+
+def average_in_graph(ddp: DistributedDataParallel, fusion: Fusion = Fusion.CONCAT) -> None:
+    """Have the compiled backward of `ddp` average, whatever torch is configured to do."""
+    body = {"reduction": Reduction.IN_GRAPH, "fusion": fusion}
+    ddp._compiled_calls.__class__ = type("InGraphCalls", (CompiledCalls,), body)
 
 
 def layers(count: int) -> nn.Sequential:

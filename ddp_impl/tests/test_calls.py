@@ -22,7 +22,7 @@ from ddp_impl.tests.ranks import group_of_one
 BOUNDS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "default": ({}, 92, 21, 1),
     "views": ({"gradient_as_bucket_view": True}, 92, 21, 1),
-    "unused": ({"find_unused_parameters": True}, 233, 29, 1),
+    "unused": ({"find_unused_parameters": True}, 205, 25, 1),
     "static": ({"static_graph": True}, 98, 24, 1),
 }
 

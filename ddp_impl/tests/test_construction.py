@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.base.errors import ReplicaMismatchError
+from ddp_impl.module.mixed_precision import MixedPrecision
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 _NUMBERS = st.sampled_from([0, -1, 3, 1.5, float("inf"), float("nan"), 1e308, 2**70])
@@ -51,20 +51,39 @@ def test_a_refusal_names_the_argument() -> None:
 
 #: In what one of two ranks disagrees -> words by which an error names it; None: ranks need not agree.
 _DISAGREEMENTS = {
-    "find_unused_parameters": "find_unused", "static_graph": "static_graph", "bucket_cap_mb": "bucket",
-    "skip_all_reduce_unused_params": "skip_all", "forward_sync_buffers": "forward_sync",
-    "gradient_as_bucket_view": None,
+    "init_sync": "init_sync", "find_unused_parameters": "find_unused", "static_graph": "static_graph",
+    "bucket_cap_mb": "bucket", "bucket_cap_mb_list": "bucket", "skip_all_reduce_unused_params": "skip_all",
+    "forward_sync_buffers": "forward_sync", "broadcast_buffers": "forward_sync", "mixed_precision": "reduce dtype",
+    "delay_all_reduce_named_params": "delayed", "gradient_as_bucket_view": None, "evaluation": None,
     "buffer shape": "'mean'", "buffer dtype": "'mean'", "buffer more": "'more'", "buffers in order": "'mean'",
     "buffer name": None, "ignored": "ignore", "ignored buffer": "ignore", "layer more": "'more.weight'",
     "shape": "'1.weight'", "dtype": "'1.weight'", "stride": "'1.weight'", "frozen": "'1.weight'",
     "frozen shape": "'spare.weight'",
 }  # fmt: skip
-_DRAWN = {"bucket_cap_mb": 0.5, "forward_sync_buffers": False}
-_DRAWS = [(kind, who) for kind in _DISAGREEMENTS for who in (0, 1)]
+#: What it gives for the options that are not merely switched on.
+_GIVEN = {
+    "init_sync": st.just(False), "forward_sync_buffers": st.just(False), "broadcast_buffers": st.just(False),
+    "bucket_cap_mb": st.sampled_from([1e-6, 0.5, 3, "auto"]), "bucket_cap_mb_list": st.sampled_from([[1e-6], [1, 2]]),
+    "mixed_precision": st.sampled_from([torch.float16, torch.bfloat16]),
+}  # fmt: skip
+_Call = tuple[str, int, Any]
 
 
-def wrapped(kind: str, group: Any) -> DistributedDataParallel:
-    """Construct what a rank that disagrees in `kind` does; without a kind, what the others do."""
+def drawn() -> list[_Call]:
+    """Return calls of the constructor: in what one of two ranks disagrees, which one, and what it gives."""
+    calls: list[_Call] = []
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @given(st.data(), st.sampled_from(sorted(_DISAGREEMENTS)), st.integers(0, 1))
+    def draw(data: st.DataObject, kind: str, who: int) -> None:
+        calls.append((kind, who, data.draw(_GIVEN.get(kind, st.just(True)))))
+
+    draw()
+    return calls
+
+
+def built(kind: str) -> nn.Module:
+    """Build what a rank that disagrees in `kind` wraps; without a kind, what the others do."""
     module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4, bias=False))
     module.add_module("spare", nn.Linear(3 if kind == "frozen shape" else 2, 4).requires_grad_(False))
     if kind in ("shape", "dtype", "stride"):
@@ -80,42 +99,53 @@ def wrapped(kind: str, group: Any) -> DistributedDataParallel:
         module.add_module("more", nn.Linear(4, 4, bias=False))
     if kind.startswith("ignored"):
         module._ddp_params_and_buffers_to_ignore = ["mean" if kind == "ignored buffer" else "1.weight"]  # type: ignore[assignment]
-    options: dict[str, Any] = {kind: _DRAWN.get(kind, True)} if "_" in kind else {}
     module.forward = lambda inputs: module[1](module[0](inputs))  # type: ignore[method-assign]
-    return DistributedDataParallel(module, process_group=group, **options)
+    return module.train(kind != "evaluation")
 
 
-def tried(rank: int) -> list[tuple[str, list[Tensor]]]:
+def options_of(kind: str, given: Any, module: Any) -> dict[str, Any]:
+    """Return the options of a rank that disagrees in `kind`."""
+    if kind == "mixed_precision":
+        return {kind: MixedPrecision(reduce_dtype=given)}
+    if kind == "delay_all_reduce_named_params":
+        return {kind: [("1.weight", module[1].weight)], "param_to_hook_all_reduce": module[0].weight}
+    return {kind: given} if "_" in kind else {}
+
+
+def step(module: nn.Module, rank: int) -> None:
+    module(torch.ones(1, 2) * (rank + 1)).sum().backward()
+
+
+def tried(rank: int, calls: list[_Call]) -> list[tuple[str, list[Tensor]]]:
     told: list[tuple[str, list[Tensor]]] = []
-    torch.manual_seed(rank)
-    for kind, who in _DRAWS:
+    for kind, who, given_instead in calls:
+        torch.manual_seed(rank)
+        module = built(kind if who == rank else "")
+        options = options_of(kind, given_instead, module) if who == rank else {}
+        group = dist.new_group(timeout=timedelta(seconds=10))  # an error of a wait would name nothing
         try:
-            ddp = wrapped(kind if who == rank else "", dist.new_group())
-            ddp(torch.ones(1, 2) * (rank + 1)).sum().backward()
-            told.append(("", [part.detach() if part.grad is None else part.grad for part in ddp.parameters()]))
+            step(DistributedDataParallel(module, process_group=group, **options), rank)
+            told.append(("", [part.detach() if part.grad is None else part.grad for part in module.parameters()]))
         except RuntimeError as raised:
             told.append((str(raised), []))
     return told
 
 
+def right() -> list[Tensor]:
+    """Return what a rank has where ranks need not agree: rank 0's parameters, or the mean of their gradients."""
+    torch.manual_seed(0)
+    module = built("")
+    for rank in range(2):
+        step(module, rank)
+    return [part.detach() if part.grad is None else part.grad / 2 for part in module.parameters()]
+
+
 def test_where_ranks_disagree_every_one_of_them_hears_of_it(tmp_path: Path) -> None:
-    for draw, (one, its), (other, theirs) in zip(_DRAWS, *run_ranks(tried, 2, tmp_path), strict=True):
-        words = _DISAGREEMENTS[draw[0]]
-        assert all(words in text if words else not text for text in (one, other)), (draw, one, other)
-        assert all(map(torch.equal, its, theirs)), draw
-
-
-def compares_or_not(rank: int, who: int) -> str:
-    try:
-        ddp = DistributedDataParallel(nn.Linear(2, 2), init_sync=rank != who)
-        ddp._peers._store().wait([ddp._peers.key_of("compares True")], timedelta(seconds=60))  # type: ignore[union-attr]
-        ddp(torch.ones(1, 2))
-    except ReplicaMismatchError as error:
-        return str(error)
-    return "went on"
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_does_not_compare_and_one_that_waits_for_it_both_hear_of_it(tmp_path: Path, who: int) -> None:
-    for text in run_ranks(compares_or_not, 2, tmp_path, who):
-        assert "expects the same init_sync on every rank" in text
+    calls, expected = drawn(), right()
+    assert len(calls) == 60
+    assert {kind for kind, _, _ in calls} == set(_DISAGREEMENTS)
+    for call, *both in zip(calls, *run_ranks(tried, 2, tmp_path, calls), strict=True):
+        words = _DISAGREEMENTS[call[0]]
+        for text, had in both:
+            assert words in text if words else not text, (call, both)
+            assert words or all(map(torch.equal, had, expected)), call

@@ -17,8 +17,8 @@ from torch.futures import Future
 from ddp_impl import DistributedDataParallel, SyncBatchNorm
 from ddp_impl.base.errors import CommunicationError
 from ddp_impl.buckets.comm_hooks import tensor_in
-from ddp_impl.compile.checked_group import CheckedGroup, checked
-from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.compile.averaging import CheckedGroup, checked
+from ddp_impl.tests.compiled_models import average_in_graph
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 from ddp_impl.wire.collectives import finished, value_of
 
@@ -113,7 +113,7 @@ def test_a_future_that_is_never_done_ends_with_the_timeout_of_the_group() -> Non
         ddp.register_comm_hook(None, _never_done)
         with pytest.raises(CommunicationError, match=r"not done after 0\.5 s, the timeout of the group") as caught:
             ddp(torch.ones(1, 2)).sum().backward()
-        assert "the comm hook of bucket 0 of 1 (weight, bias)" in "".join(caught.value.__notes__)
+        assert "the comm hook _never_done of bucket 0 of 1 (weight, bias)" in "".join(caught.value.__notes__)
     finally:
         dist.destroy_process_group()
 
@@ -163,7 +163,7 @@ def test_a_wait_in_a_graph_raises_what_the_future_holds() -> None:
         failing = Failing(group)
         assert isinstance(checked(failing), CheckedGroup)
         ddp = DistributedDataParallel(nn.Linear(2, 2), process_group=failing, init_sync=False)
-        ddp._compiled_calls.reduction = Reduction.IN_GRAPH
+        average_in_graph(ddp)
         call = torch.compile(ddp, backend="aot_eager")
         call(torch.ones(1, 2)).sum().backward()
         assert ddp.module.weight.grad is not None

@@ -18,8 +18,7 @@ from torch._guards import TracingContext
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.base.telemetry import log
 from ddp_impl.buckets.plan import ParameterSpec
-from ddp_impl.compile.graph_parameters import AveragedParameters, computations
-from ddp_impl.compile.graph_split import SplitBackend, parts, plan_split, split_graph
+from ddp_impl.compile.graph_split import AveragedParameters, SplitBackend, computations, parts, plan_split, split_graph
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
     WEIGHT_BYTES,

@@ -19,8 +19,8 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder as CollectiveRecorder
 from ddp_impl import DistributedDataParallel
+from ddp_impl.compile.compiled_calls import Reduction
 from ddp_impl.compile.fusion import Fusion
-from ddp_impl.compile.who_averages import Reduction
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
     WEIGHT_BYTES,
@@ -28,6 +28,7 @@ from ddp_impl.tests.compiled_models import (
     Calls,
     Recorder,
     assert_same,
+    average_in_graph,
     gradients,
     layers,
 )
@@ -52,8 +53,7 @@ def recorder() -> Iterator[CollectiveRecorder]:
 def wrap(model: nn.Module, fusion: Fusion = Fusion.CONCAT, **options: Any) -> DistributedDataParallel:
     """Wrap `model` so that its compiled backward averages."""
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": ONE_LAYER_MB, **options})
-    ddp._compiled_calls.reduction = Reduction.IN_GRAPH
-    ddp._compiled_calls.fusion = fusion
+    average_in_graph(ddp, fusion)
     return ddp
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import subprocess
@@ -147,6 +148,15 @@ def test_script_runs_as_if_python_had_been_given_it(tmp_path: Path) -> None:
         "main ddp_impl.api.distributed",
         "arguments ['--epochs', '2'] neighbour",
     ]
+
+
+def test_what_a_launcher_shows_of_a_failure_names_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, shown = tmp_path / "train.py", tmp_path / "error.json"
+    script.write_text("raise ArithmeticError('no such batch')")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(shown))
+    assert command(str(script)).returncode == 1
+    for told in (f'File "{script}", line 1', "ArithmeticError: no such batch"):
+        assert told in json.loads(shown.read_text())["message"]["extraInfo"]["py_callstack"]
 
 
 def test_missing_script_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.autograd.hooks import OneThreadAtATime
+from ddp_impl.autograd.hooks import one_thread
 from ddp_impl.tests.ranks import group_of_one
 
 
@@ -15,15 +15,15 @@ def test_a_backward_begins_and_gradients_arrive_under_the_lock(monkeypatch: pyte
     with group_of_one():
         ddp = DistributedDataParallel(nn.Linear(2, 2))
         reducer = ddp.reducer
-        alone = reducer._alone = OneThreadAtATime(reducer)
+        reducer._has_threads = True
         reducer.hooks.remove()
-        reducer.hooks = type(reducer.hooks)(reducer.members, reducer.arrivals, alone)
+        reducer.hooks = type(reducer.hooks)(reducer.members, reducer.arrivals, reducer, has_threads=True)
         held: dict[str, bool] = {}
         for name in ("backward_begins", "take_gradient", "bucket_is_full"):
             method = getattr(reducer, name)
 
             def noted(*arguments: int, name: str = name, method: object = method) -> None:
-                held[name] = alone.lock._is_owned()  # type: ignore[attr-defined]
+                held[name] = one_thread._is_owned()  # type: ignore[attr-defined]
                 method(*arguments)  # type: ignore[operator]
 
             monkeypatch.setattr(reducer, name, noted)

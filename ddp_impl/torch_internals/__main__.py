@@ -1,7 +1,4 @@
-"""`python -m ddp_impl.torch_internals`: which private names of the installed torch are there; runs nothing else.
-
-Exits with 1 when one is missing.
-"""
+"""`python -m ddp_impl.torch_internals`: which private names the installed torch has; exits with 1 if one is missing."""
 
 from __future__ import annotations
 

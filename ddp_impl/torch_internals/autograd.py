@@ -27,21 +27,14 @@ profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ig
 
 
 def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
-    """Return a context that a profiler shows as an event of this name; no event is made while none runs.
-
-    `record_function` takes microseconds even then, and no public function says whether one does. torch's cheaper
-    `_RecordFunctionFast` fails where a profiler begins within the context.
-    """
+    """Return a context that a profiler shows as an event of this name, at no cost while none runs."""
     return torch.autograd.profiler.record_function(name) if profiler_runs() else contextlib.nullcontext()
 
 
 class WhenBackwardEnds:
-    """Calls `ended` when the backward that runs now is over, or `broke_off` if it raised.
+    """Calls `ended` when the backward that runs now is over, or `broke_off(exception, traceback)` if it raised.
 
-    torch has no public call for it: public hooks run when single nodes of the graph are done.
-
-    Autograd throws its callbacks away when a backward raises. That is the only notice of it which it gives. `broke_off`
-    gets the exception and its traceback, as far as `_raised_below` finds them.
+    torch has no public call for it. Autograd throws its callbacks away when a backward raises, and tells no more.
     """
 
     __slots__ = ("_broke_off", "_ended")
@@ -49,7 +42,6 @@ class WhenBackwardEnds:
     def __init__(
         self, ended: Callable[[], None], broke_off: Callable[[BaseException | None, TracebackType | None], None]
     ) -> None:
-        """Have autograd call this once."""
         self._ended, self._broke_off = ended, broke_off
         Variable._execution_engine.queue_callback(self)
 
@@ -74,10 +66,9 @@ def _nothing(*_: object) -> None:
 def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, TracebackType | None]:
     """Return what Python code raised on its way up to `frame`, which runs C++ code; None for what Python does not know.
 
-    C++ holds the exception, but the garbage collector knows it like any object. Its traceback begins right below
-    `frame`, or below none in a thread of torch's own. Before Python 3.12 exception and traceback are still apart: the
-    exception is then the one that nobody but C++ refers to; and one that C code raised (1 / 0) is no object yet. The
-    collector is asked for young objects only: of all that a process holds there may be millions, and the user waits.
+    C++ holds the exception, but the garbage collector knows it. Its traceback begins right below `frame`, or below none
+    in a thread of torch's. Before Python 3.12 both are apart: the exception is the one that only C++ refers to. Young
+    objects are enough: of all there may be millions.
     """
     young = gc.get_objects(0) + gc.get_objects(1)
     begins = [item for item in young if type(item) is TracebackType and item.tb_frame.f_back is frame]
@@ -108,12 +99,9 @@ def in_backward() -> bool:
 
 
 def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
-    """Return which of these nodes, which accumulate gradients, the backward that runs now will come to.
+    """Return to which of these accumulation nodes the backward that runs now will come; a look into a set for each.
 
-    The engine has found its way before it began, so the answer costs a look into a set for each node. It knows nothing
-    of a backward that a node of this one will begin, as a reentrant checkpoint does. `torch.autograd.grad` accumulates
-    nothing, nor does a backward of torch.distributed.autograd: both come to none. Compiled autograd has no engine to
-    ask.
+    None with `torch.autograd.grad`, torch.distributed.autograd or compiled autograd; a backward of a node may add some.
     """
     if in_compiled_backward():
         return [False] * len(nodes)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -14,44 +14,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ddp_impl.torch_internals.names import COMPILE, needed_for
 
-if TYPE_CHECKING:
-    from torch._dynamo.backends.common import AotAutograd, aot_autograd
-    from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
-    from torch._dynamo.decorators import skip
-    from torch._dynamo.eval_frame import OptimizedModule
-    from torch._dynamo.exc import Unsupported
-    from torch._functorch.partitioners import default_partition
-    from torch._guards import TracingContext, detect_fake_mode, tracing
-    from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
-else:  # without one of them nothing is compiled, and all else works
-    AotAutograd = needed_for(COMPILE, "torch._dynamo.backends.common.AotAutograd")
-    aot_autograd = needed_for(COMPILE, "torch._dynamo.backends.common.aot_autograd")
-    CatchErrorsWrapper = needed_for(COMPILE, "torch._dynamo.convert_frame.CatchErrorsWrapper")
-    convert_frame_assert = needed_for(COMPILE, "torch._dynamo.convert_frame.convert_frame_assert")
-    skip = needed_for(COMPILE, "torch._dynamo.decorators.skip", instead=torch.compiler.disable)
-    OptimizedModule = needed_for(COMPILE, "torch._dynamo.eval_frame.OptimizedModule")
-    Unsupported = needed_for(COMPILE, "torch._dynamo.exc.Unsupported")
-    default_partition = needed_for(COMPILE, "torch._functorch.partitioners.default_partition")
-    TracingContext = needed_for(COMPILE, "torch._guards.TracingContext")
-    detect_fake_mode = needed_for(COMPILE, "torch._guards.detect_fake_mode")
-    tracing = needed_for(COMPILE, "torch._guards.tracing")
-    getArtifactLogger = needed_for(COMPILE, "torch._logging.getArtifactLogger")  # noqa: N816
-    trace_structured = needed_for(COMPILE, "torch._logging.trace_structured")
+# Without one of these nothing is compiled, and all else works.
+AotAutograd = needed_for(COMPILE, "torch._dynamo.backends.common.AotAutograd")
+aot_autograd = needed_for(COMPILE, "torch._dynamo.backends.common.aot_autograd")
+_CatchErrorsWrapper = needed_for(COMPILE, "torch._dynamo.convert_frame.CatchErrorsWrapper")
+_convert_frame_assert = needed_for(COMPILE, "torch._dynamo.convert_frame.convert_frame_assert")
+skip: Callable[[Callable[..., Any]], Callable[..., Any]] = needed_for(
+    COMPILE, "torch._dynamo.decorators.skip", instead=torch.compiler.disable
+)
+_OptimizedModule = needed_for(COMPILE, "torch._dynamo.eval_frame.OptimizedModule")
+Unsupported = needed_for(COMPILE, "torch._dynamo.exc.Unsupported")
+default_partition = needed_for(COMPILE, "torch._functorch.partitioners.default_partition")
+TracingContext = needed_for(COMPILE, "torch._guards.TracingContext")
+detect_fake_mode = needed_for(COMPILE, "torch._guards.detect_fake_mode")
+tracing = needed_for(COMPILE, "torch._guards.tracing")
+getArtifactLogger = needed_for(COMPILE, "torch._logging.getArtifactLogger")  # noqa: N816
+trace_structured = needed_for(COMPILE, "torch._logging.trace_structured")
 
-__all__ = [
-    "AotAutograd",
-    "FakeTensor",
-    "FakeTensorMode",
-    "TracingContext",
-    "Unsupported",
-    "aot_autograd",
-    "default_partition",
-    "detect_fake_mode",
-    "getArtifactLogger",
-    "skip",
-    "trace_structured",
-    "tracing",
-]
+__all__ = ["FakeTensor", "FakeTensorMode"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _frames = torch._C._dynamo.eval_frame
@@ -59,11 +39,7 @@ _AS_IT_IS = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._Frame
 
 
 def keep_out_of_graphs(function: _Function) -> _Function:
-    """Let `function`, which C++ calls, and all that it calls run as it is while `torch.compile` is at work; return it.
-
-    Dynamo would capture it like any frame: a compiled function that runs a backward has autograd's hooks called under
-    it. `torch.compiler.disable` does the same at a cost of microseconds in every call.
-    """
+    """Let `function`, which C++ calls, run as it is under `torch.compile`; `disable` costs microseconds a call."""
     _frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
     return function
 
@@ -87,7 +63,7 @@ _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling `module` runs what `torch.compile` made of it, of its `forward`, or its `compile()`."""
     call, forward = module._compiled_call_impl, getattr(module, "forward", None)
-    return isinstance(module, OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
+    return isinstance(module, _OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 _stance_of = needed_for(COMPILE, "torch._dynamo.eval_frame._callback_from_stance")
@@ -97,10 +73,9 @@ _counting = threading.Lock()
 
 
 class exchanging_callbacks:  # noqa: N801  # like a function that makes a block; a class costs a forward less
-    """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
+    """Have compiled functions that this thread calls intercept frames by `exchange(callback)`; then call `is_over`.
 
-    Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
-    they all pass. While no thread is in such a block, torch is as it was. `is_over` is called when the block is left.
+    Each such call asks the stance for its callback: the one moment that they all pass.
     """
 
     __slots__ = ("_before", "_exchange", "_is_over")
@@ -133,17 +108,17 @@ def _exchanged(callback: Any) -> Any:
 
 def captures_frames(callback: Any) -> bool:
     """Whether a callback has frames compiled: it may also forbid that, or export."""
-    return isinstance(callback, CatchErrorsWrapper) and not getattr(wrapped_callback(callback), "_export", False)
+    return isinstance(callback, _CatchErrorsWrapper) and not getattr(wrapped_callback(callback), "_export", False)
 
 
-def with_backend(callback: CatchErrorsWrapper, backend: Callable[..., Any], *, one_graph: bool) -> CatchErrorsWrapper:
+def with_backend(callback: Any, backend: Callable[..., Any], *, one_graph: bool) -> Any:
     """Return a callback that does what `callback` does with another backend; with `one_graph` for `fullgraph=True`."""
     convert: Any = wrapped_callback(callback)
     if one_graph:
-        clone: Any = convert_frame_assert(backend, one_graph=True, recompile_limit=convert._recompile_limit)
+        clone: Any = _convert_frame_assert(backend, one_graph=True, recompile_limit=convert._recompile_limit)
     else:
         clone = convert._clone_with_backend(backend)
-    return CatchErrorsWrapper(clone, callback.hooks)
+    return _CatchErrorsWrapper(clone, callback.hooks)
 
 
 def wants_one_graph(callback: Any) -> bool:
@@ -152,10 +127,7 @@ def wants_one_graph(callback: Any) -> bool:
 
 
 def wrapped_callback(callback: Any) -> Any:
-    """Return what this layer is wrapped around; None if it is the user's backend.
-
-    What `torch.compile` makes of a backend's name is one itself, with the name; and it may be given to `torch.compile`.
-    """
+    """Return what this layer is wrapped around; None if it is the user's backend."""
     backend = getattr(callback, "compiler_fn", None)
     found = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
     return backend if found is None and hasattr(backend, "compiler_name") else found
@@ -213,7 +185,7 @@ def without_autograd_cache() -> AbstractContextManager[Any]:
     """Return a block in which AOTAutograd compiles every graph itself; torch has no argument for it."""
     import torch._functorch.config as functorch
 
-    return functorch.patch(enable_autograd_cache=False)  # type: ignore[no-any-return]
+    return functorch.patch(enable_autograd_cache=False)
 
 
 def aot_eager_arguments() -> dict[str, Any]:

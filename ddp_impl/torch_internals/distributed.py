@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
     get_debug_level,
 )
-from torch.distributed.distributed_c10d import GroupName, default_pg_timeout
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 __all__ = [
     "BuiltinCommHookType",
@@ -30,14 +30,10 @@ __all__ = [
 ]
 
 
-def register_group_name(name: str, group: dist.ProcessGroup) -> None:
-    """Let functional collectives find `group` under `name`. torch itself gives each group one name, for good."""
-    _register_process_group(GroupName(name), group)
-
-
-def unregister_group_name(name: str) -> None:
-    """Let `name` stand for no group any more."""
-    _unregister_process_group(GroupName(name))
+#: Lets functional collectives find a group under a name. torch itself gives each group one name, for good.
+register_group_name: Callable[[Any, dist.ProcessGroup], None] = _register_process_group
+#: Lets a name stand for no group any more.
+unregister_group_name: Callable[[Any], None] = _unregister_process_group
 
 
 def reduces_on_host(group: dist.ProcessGroup) -> bool:

@@ -37,11 +37,7 @@ def is_there(name: str) -> bool:
 
 
 def needed_for(feature: str, name: str, *, instead: Any = None) -> Any:
-    """Return what `name` stands for. If torch has no such thing, warn, and return what is to be used `instead`.
-
-    By default that is a class whose every use raises `NotImplementedError`. So a name that a later torch has moved
-    takes one feature away, and says which.
-    """
+    """Return what `name` stands for; if torch has none, warn, and return `instead`, or a class without use."""
     try:
         return _look_up(name)
     except AttributeError:

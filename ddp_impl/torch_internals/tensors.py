@@ -42,11 +42,7 @@ functional_collectives: Any = torch.ops._c10d_functional
 
 
 def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it.
-
-    One after the other where there is no kernel for lists of such tensors: of some dtypes on a CUDA device, and where
-    conjugation or negation is a bit. A rank that raised here alone would leave the others waiting.
-    """
+    """Copy `sources` into `targets`, past autograd; one after the other where there is no kernel for lists."""
     try:
         torch._foreach_copy_(targets, sources)
     except RuntimeError:
@@ -54,16 +50,12 @@ def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(source)
 
 
-def flattened(tensors: list[Tensor]) -> Tensor:
-    """Return a new 1-D tensor of the values of `tensors`, of one dtype and device, one behind the other."""
-    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
-    return flat
+#: Returns a new 1-D tensor of the values of tensors of one dtype and device, one behind the other.
+flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
 
 
-def unflattened(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Return the parts of `flat` in the shapes of `tensors`, which it was made of: views, row-major."""
-    parts: list[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, tensors)
-    return parts
+#: Returns the parts of a flat tensor in the shapes of the tensors of which it was made: views, row-major.
+unflattened: Callable[[Tensor, list[Tensor]], list[Tensor]] = torch._C._nn.unflatten_dense_tensors
 
 
 def is_lazy(tensor: Tensor) -> bool:
@@ -88,9 +80,8 @@ def plain_alias(tensor: Tensor) -> Tensor | None:
         return tensor.detach().as_subclass(Tensor)
 
 
-def num_stored(sparse: Tensor) -> int:
-    """Return how many values a sparse tensor stores, coalesced or not."""
-    return sparse._nnz()
+#: How many values a sparse tensor stores, coalesced or not.
+num_stored: Callable[[Tensor], int] = Tensor._nnz
 
 
 #: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
@@ -104,10 +95,7 @@ def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
 
 
 def owns_its_memory(tensor: Tensor) -> bool:
-    """Whether no other tensor uses the memory of `tensor`; torch has no public way to ask.
-
-    Autograd lets gradients share memory: `(a.view(-1) + b.view(-1)).square().sum()` gives `a` and `b` one gradient.
-    """
+    """Whether no other tensor uses the memory of `tensor`, as gradients of a sum may: autograd lets them share it."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) <= _OWN_USES
 
@@ -128,22 +116,16 @@ def num_post_accumulate_hooks(tensor: Tensor) -> int:
     return len(post_accumulate_hooks(tensor))
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often `tensor` was changed in place; torch has no public way to ask."""
-    return tensor._version
+#: How often a tensor was changed in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
-def is_bound_to_transform(tensor: Tensor) -> bool:
-    """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+#: Whether a tensor belongs to a level of a function transform (vmap, grad).
+is_bound_to_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def nodes_behind(output: Tensor) -> list[Node]:
-    """Return the nodes that a backward from `output` comes to, whatever the user makes of it until then.
-
-    A view that is changed in place gets another node; that of the tensor of which it is a view stays in the graph. A
-    tensor of a transform stands for one outside of it, which the transform will hand out.
-    """
+    """Return the nodes to which a backward from `output` comes: of a view that of its base too, of a transform none."""
     while torch._C._functorch.is_functorch_wrapped_tensor(output):
         output = torch._C._functorch.get_unwrapped(output)
     node = output.grad_fn
@@ -154,10 +136,7 @@ def nodes_behind(output: Tensor) -> list[Node]:
 
 
 def owner_in_graph(tensor: Tensor) -> Tensor | None:
-    """Return `tensor`, or that of which it is a view; None if it has no graph, or nobody may change `tensor` in place.
-
-    Autograd forbids that for leaves, and for views that a function in Python or one with several outputs has returned.
-    """
+    """Return `tensor`, or that of which it is a view; None if it has no graph or must not be changed in place."""
     if not tensor._is_view():
         return tensor if tensor.grad_fn is not None else None
     owner = tensor._base
@@ -197,11 +176,7 @@ transforms_active = torch._C._are_functorch_transforms_active
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Return a block that computes as if no function transform (vmap, grad) were running around it.
-
-    Whatever is computed within a transform belongs to it: such tensors have no memory that could be asked for, and none
-    that outlives the transform.
-    """
+    """Return a block that computes as if no function transform (vmap, grad), which keeps its tensors, ran around it."""
     return temporarily_clear_interpreter_stack() if transforms_active() else nullcontext()
 
 
@@ -223,9 +198,12 @@ def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
 BatchNorm = _BatchNorm
 
 
-def parameter_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors."""
-    return module._parameters
+#: The table of parameters of a module; it may hold None, and for a while plain tensors.
+parameter_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
+#: That of its children; `named_children` builds new tuples at every call.
+child_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
+#: That of its buffers.
+buffer_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
 
 
 def saves_state() -> bool:
@@ -249,16 +227,6 @@ def drop_forward_hooks(module: nn.Module, drops: Callable[[Any], bool]) -> None:
                 del hooks[key]
                 for other in others:
                     other.pop(key, None)
-
-
-def child_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
-    return module._modules
-
-
-def buffer_table(module: nn.Module) -> dict[str, Any]:
-    """Return the table in which a module keeps its own buffers."""
-    return module._buffers
 
 
 def refresh_recurrent(module: nn.Module) -> None:

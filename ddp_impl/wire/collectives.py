@@ -1,10 +1,7 @@
 """The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
 
-Those of every iteration go to the group itself, as torch's reducer does: a function of `torch.distributed` takes tens
-of microseconds to get there when it has left the cache.
-
-Every function here that takes a group must be called by all its ranks, in the same order. Whoever waits for a
-collective does it by `finished` or `value_of`, which raise when it has failed: no failure becomes a value.
+Those of every iteration go to the group itself, which saves tens of microseconds. Every function that takes a group
+must be called by all its ranks, in the same order. Whoever waits does it by `finished` or `value_of`, which raise.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ _under_way: dict[int, weakref.ref[dist.Work]] = {}
 def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
     """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
 
-    Raises what the wait or the work's future raises, with the operation's name in a note, and `CommunicationError`
-    where the work tells of a failure in another way: the wait returns False, or the future holds tensors of another
-    size than `outputs`, which the operation has written. The works of torch's own backends raise in `wait`; those of a
-    group that is written in Python may keep an error in any of these places.
+    Raises the error of the wait or of the future, with a note, and `CommunicationError` where the wait returns False or
+    the future holds another size than `outputs`: a group in Python may keep its error in any of these places.
     """
     try:
         if work.wait() is False:
@@ -70,9 +65,7 @@ def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) ->
 def value_of(future: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
     """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
 
-    A hook may return a work in place of a future, which holds nothing: its failure is raised all the same. A collective
-    ends with the timeout of its group, and a future need not end at all: one that reports when it is done is waited for
-    as long. Raises `CommunicationError` after that.
+    It may be a work, which holds nothing. Raises `CommunicationError` after the group's timeout: it may never be done.
     """
     if isinstance(future, dist.Work):
         return finished(future, "what a hook has started")
@@ -137,10 +130,9 @@ def _no_work(operation: str) -> RuntimeError:
 
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
-    """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum.
+    """Start summing `tensor` in place over the group; it is the sum when the returned work is `finished`.
 
-    A sparse sum begins when all sums before it have ended, and has ended when this returns: gloo corrupts memory where
-    one overlaps with another collective (docs/decisions/sparse_sums.md).
+    A sparse sum has ended when this returns, and overlaps with no other sum (docs/decisions/sparse_sums.md).
     """
     if tensor.is_sparse:
         _await([work for ref in _under_way.values() if (work := ref()) is not None])
@@ -183,8 +175,7 @@ def _broadcast_begun(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
     """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, in few collectives.
 
-    Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
-    tensors for a backward, and the user wants that backward to use the new values (pytorch/pytorch#22095, #70260).
+    Version counters stay: a backward that saved these tensors uses the new values (pytorch/pytorch#22095).
     """
     with torch.no_grad():
         # The chunks of one round travel at the same time; there is mostly one round, of one chunk per dtype.
@@ -221,11 +212,7 @@ def time_all_reduces(
 
 
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[], None] | None = None) -> Tensor:
-    """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks.
-
-    `meanwhile` is called now and then while others are awaited, and may raise; not with works that do not say whether
-    they are done.
-    """
+    """Return every rank's `tensor`, of one shape, stacked by rank; calls `meanwhile`, which may raise, as it waits."""
     gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
     work = dist.all_gather(gathered, tensor, group=group, async_op=True)
     if work is None:

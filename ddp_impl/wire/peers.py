@@ -1,13 +1,11 @@
 """What ranks tell each other when one fails or waits long: by the group's store, which a wait that fails reads.
 
-A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
-or a timeout. In a step that goes well nothing is written or read, and nothing here replaces the error that was raised.
-At construction a rank says whether it will compare its module with the others', because one that does not never comes.
+A rank that raises leaves the others with "Connection closed by peer" or a timeout. In a step that goes well nothing is
+written or read, and nothing here replaces the error that was raised. At construction a rank says whether it will
+compare its module with the others', because one that does not never comes.
 
-A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo,
-and nothing has failed. So one thread of the process looks at its waits a few times a second, and logs those that last.
-It ends with the last wrapper, and by itself when nobody has waited for a moment: a wrapper may live on for a while in
-circles of references. Beginning and ending a wait cost the assignment of an attribute.
+A rank that skips a batch leaves the others waiting until the group's timeout. So one thread of the process looks at its
+waits a few times a second, and logs those that last. It ends with the last wrapper, and when nobody waits.
 """
 
 from __future__ import annotations
@@ -42,6 +40,8 @@ _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
+#: How long a rank whose wrapper compares nothing waits, before its first forward, for ranks that still have none.
+_CONSTRUCTED_WITHIN = timedelta(seconds=30)
 #: After how many seconds of waiting a rank logs it.
 SLOW_S: Final = 30.0
 #: How often the thread looks, and how long it goes on when nobody waits.
@@ -63,8 +63,7 @@ def in_lines(reports: Iterable[FailureReport]) -> str:
 class Peers:
     """The other ranks of one wrapper's group, which find each other's reports if they build wrappers in the same order.
 
-    A group without a store is silent: ranks then report what they know themselves. A store may have served an earlier
-    run, as an elastic agent's does: what is left in it stands under a name of this run, once ranks have agreed on one.
+    Without a store ranks report what they know. One that served an earlier run keeps words under another run's name.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
@@ -91,10 +90,18 @@ class Peers:
         """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
         if size_of(self.group) > 1:
             self._leave(f"compares {compares}", rank_in(self.group))
+            self._leave(f"{rank_in(self.group)} is there", compares)
 
     def refuse_unlike(self, compares: bool) -> None:
-        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's."""
+        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's.
+
+        A rank that compares nothing waits for a moment until all have left theirs: it can ask no later.
+        """
         other, store = None, self._store()
+        with contextlib.suppress(Exception):
+            others = set(range(size_of(self.group))) - {rank_in(self.group)}
+            if store is not None and others and not compares:
+                _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
             other = None if store is None else self._left(store, f"compares {not compares}")
         if other is not None:
@@ -105,9 +112,8 @@ class Peers:
             )
 
     def told_by_all(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
-        """Leave `mine`, the word of that number; return what all ranks have left about it, in their order.
+        """Leave `mine`, the word of that number; return what all ranks left about it. None without a store.
 
-        None without a store, or without a name for the run: nothing tells what others left from what is left of others.
         All ranks must call it. Raises the store's error after `timeout`.
         """
         store = self._store()
@@ -116,19 +122,13 @@ class Peers:
         own = f"{rank_in(self.group)}/{about}"
         keys = [self.key_of(f"{rank}/{about} {number}") for rank in range(size_of(self.group))]
         store.set(self.key_of(f"{own} {number}"), mine)
-        waiting = store
-        with contextlib.suppress(RuntimeError):  # one written in Python has no copies
-            waiting = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
-        waiting.wait(keys, timeout)
+        _await(store, keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
             store.delete_key(self.key_of(f"{own} {number - 1}"))
         return [store.get(key).decode() for key in keys]
 
     def why_lost(self) -> str:
-        """Return why no collective of this wrapper may follow: one has failed here, of this one or of another wrapper.
-
-        Or a backward of another of the group broke off on this rank and not on all: those wait for it.
-        """
+        """Return why no collective of this wrapper may follow: one failed here, or a backward broke off here alone."""
         if self.lost or not self.company.has_failed:
             return self.lost
         for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
@@ -153,10 +153,13 @@ class Peers:
             self._explain(phase, what, error, of_others=of_others)
 
     def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
-        if of_others:
-            self._explain_wait(phase, _in_words(what), error)
-        else:
-            error.add_note(messages.place(rank_in(self.group), _in_words(what), phase, self.step))
+        rank, text = rank_in(self.group), _in_words(what)
+        if not of_others:
+            error.add_note(messages.place(rank, text, phase, self.step))
+        elif not isinstance(error, (ReductionError, ReplicaMismatchError)):  # ours, which say themselves what is wrong
+            self.tell(messages.waited(error, text, phase, self.step), waited=True)
+            reports = self.reports(until_cause=True)
+            error.add_note(messages.waited_in_vain(rank, text, phase, self.step, reports))
 
     @property
     def copied_now(self) -> str:
@@ -177,28 +180,15 @@ class Peers:
             self.raised(phase, error, error.__traceback__)
             raise
 
-    def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
-        return _InStep(self, phase, what, of_others=True)
+    def awaiting(self, phase: str, what: Description, *, of_others: bool = True) -> AbstractContextManager[None]:
+        """Add to an exception of the block, in which ranks wait for `what`, what others said, or what is known here.
 
-    def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
-        """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
-        return _InStep(self, phase, what, of_others=False)
-
-    def _explain_wait(self, phase: str, what: str, error: Exception) -> None:
-        if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
-            return
-        self.tell(messages.waited(error, what, phase, self.step), waited=True)
-        reports = self.reports(until_cause=True)
-        error.add_note(messages.waited_in_vain(rank_in(self.group), what, phase, self.step, reports))
+        Without `of_others`, as where a hook of the user's communicates, only what it was about.
+        """
+        return _InStep(self, phase, what, of_others=of_others)
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
-        """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
-
-        Called once for a wait, in another thread.
-
-        What it leaves serves others that look later: it is no reason of a failure.
-        """
+        """Log in another thread, once, what this rank waits for, and what others wait for, or that they do not say."""
         _, phase, described = wait
         what, step = _in_words(described), self.step
         rank, store = rank_in(self.group), self._store()
@@ -246,8 +236,7 @@ class Peers:
     def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.
 
-        Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
-        one has said what is no consequence.
+        Waits a moment, because a rank that fails too may only be about to say so, or until one has said a cause.
         """
         store = self._store()
         if store is None:
@@ -306,10 +295,7 @@ class Peers:
 
 
 class _InStep:
-    """Keeps the ranks' collectives in step: after a block that raised, each further one raises `CommunicationError`.
-
-    Its collectives would meet others of the other ranks'. `what` it is about is put into words where somebody reads it.
-    """
+    """Keeps ranks' collectives in step: behind a block that raised, each further one raises `CommunicationError`."""
 
     def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
         self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others
@@ -355,13 +341,9 @@ class _Company:
 
 
 class SlowWaits:
-    """Watches the waits of this process's `Peers`. `watcher`: the thread that does, None while there is none.
-
-    Who begins a wait sets its attribute first and starts the watcher, if there is none, second.
-    """
+    """Watches the waits of `Peers`: each sets its attribute first, and then starts the `watcher` if there is none."""
 
     def __init__(self, slow_s: float = SLOW_S) -> None:
-        """Log waits that last longer than `slow_s` seconds."""
         self.watcher: threading.Thread | None = None
         self._slow_s = slow_s
         self._num_served = 0
@@ -430,6 +412,12 @@ def _begin_as_a_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_as_a_fork)
+
+
+def _await(store: Store, keys: list[str], timeout: timedelta) -> None:
+    with contextlib.suppress(RuntimeError):  # one written in Python has no copies
+        store = store.clone()  # type: ignore[attr-defined]  # waiting, it serves nobody else
+    store.wait(keys, timeout)
 
 
 def _in_words(what: Description) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -14,21 +13,10 @@ from ddp_impl.torch_internals.distributed import reduces_on_host
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in, size_of
 
-#: How long the digests are that ranks compare.
-NUM_BYTES = 4
-
-
-def digest(found: object) -> bytes:
-    """Return `NUM_BYTES` bytes that differ, almost surely, where the `repr` of what ranks have found differs."""
-    return hashlib.sha256(repr(found).encode()).digest()[:NUM_BYTES]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What all ranks said: `counts[i]`, a sum; `alike[i]`, whether the ranks that told anything told the same number.
-
-    `of_rank_0`: what rank 0 said. `num_telling`: how many ranks told anything, of `num_ranks`.
-    """
+    """What all ranks said: sums, whether all that tell (`num_telling`) told one number, and rank 0's numbers."""
 
     counts: list[int]
     alike: list[bool]

@@ -88,3 +88,20 @@ def test_the_command_replaces_what_a_page_has_between_the_markers(tmp_path: Path
     assert (done.exit_code, "must be a date such as" in done.output) == (2, True)
     with pytest.raises(ReportError, match="there is no <!-- scoreboard -->"):
         inserted("no markers", "board")
+
+
+def test_backends_by_themselves_have_a_table_of_their_own(tmp_path: Path) -> None:
+    alone = [
+        dataclasses.replace(one, backend=one.subject.name, subject=dataclasses.replace(one.subject, target=""))
+        for one in (of("gloo", tmp_path, PASS, FAIL, PASS, CRASH), of("acme", tmp_path, PASS, PASS, UNSUPPORTED, PASS))
+    ]
+    board = scoreboard(alone, {}, DAY)
+    assert cells(board, "gradients") == ["PASS 1<br>FAIL 1", "PASS 2"]
+    assert cells(board, "scenarios") == ["PASS 2<br>FAIL 2", "PASS 3<br>UNSUPPORTED 1"]
+    assert "backend" not in board.splitlines()[0]
+    page = (
+        "<!-- scoreboard -->kept<!-- end of scoreboard --><!-- board of backends --><!-- end of board of backends -->"
+    )
+    assert inserted(page, board, of_backends=True).startswith("<!-- scoreboard -->kept<!-- end of scoreboard -->")
+    with pytest.raises(ReportError, match="were judged by different kind"):
+        scoreboard([alone[0], of("third", tmp_path, PASS, PASS, PASS, PASS)], {}, DAY)

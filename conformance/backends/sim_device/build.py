@@ -1,4 +1,4 @@
-"""Compiles the device on first use with the C++ compiler at hand, and keeps the result for later runs."""
+"""Compiles the device on first use with the installed C++ compiler, and caches the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = "ddp_conformance_sim"
 
 
 def cache_folder() -> Path:
-    """Return where compiled devices are kept: `$XDG_CACHE_HOME/ddp-conformance`, by default below `~/.cache`."""
+    """Return the folder of compiled devices: `$XDG_CACHE_HOME/ddp-conformance`, by default in `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-conformance"
 
 
@@ -49,9 +49,7 @@ def why_not() -> str:
 
 
 def build() -> Path:
-    """Compile the device unless that was done before, and return its path.
-
-    Of processes that need it at once one compiles, and the others wait for it.
+    """Compile the device unless it is cached, and return its path; other processes wait for the one that compiles.
 
     Raises:
         BackendError: there is no compiler, or it failed; with the end of what it printed.
@@ -64,7 +62,7 @@ def build() -> Path:
         raise BackendError(reason)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel gives it up with the process that holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
         if not path.exists():
             _compile(path)
     return path

@@ -1,8 +1,8 @@
-"""A c10d process group of the simulated device: gloo moves the bytes, the device's streams say when they have arrived.
+"""A c10d process group of the simulated device: gloo moves the bytes, the device's streams order their arrival.
 
-As NCCL's, a collective runs on a stream of the group's own, which first waits for the current one; `wait` makes the
-current stream wait for it, and not the host; a future is complete at once, and whoever uses it waits on its stream. The
-kernels of this device run at once, so the host meets the other ranks when somebody is ordered after a collective.
+As in NCCL, a collective runs on the group's own stream, which first waits for the current stream; `wait` makes the
+current stream wait, not the host; a future is complete at once, and its user waits on its stream. The kernels of this
+device run at once, so the host waits for other ranks when something is ordered after a collective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 _Nested = Any
 
-#: Methods of `ProcessGroup` -> positions of the arguments that hold outputs and inputs; -1: none.
+#: Methods of `ProcessGroup` -> positions of the outputs and the inputs in their arguments; -1: none.
 _METHODS: dict[str, tuple[int, int]] = {
     "allreduce": (0, 0),
     "allreduce_coalesced": (0, 0),
@@ -41,14 +41,14 @@ _METHODS: dict[str, tuple[int, int]] = {
     "send": (-1, 0),
     "recv": (0, -1),
 }
-#: Of these, what joins or splits flat tensors.
+#: Methods that join or split flat tensors.
 _FLAT = ("_allgather_base", "_reduce_scatter_base")
-#: What torch's backends have no method for, and the one that does each part of it.
+#: Methods that torch's backends lack, and the method for each part.
 _PARTS = {
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-#: Names that torch has had since 2.12 for some of them.
+#: New names in torch 2.12.
 _ALIASES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -61,7 +61,7 @@ _ALIASES = {
 _NOTHING: deque[Any] = deque()
 
 
-class SimWork(dist.Work):
+class _SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
     def __init__(
@@ -72,10 +72,10 @@ class SimWork(dist.Work):
         before: deque[Any] = _NOTHING,
         tell_host: Callable[[], None] = lambda: None,
     ) -> None:
-        """Record the end of what `stream` holds so far; without a stream there is nothing to wait for.
+        """Record an event on `stream`; without a stream there is nothing to wait for.
 
-        `inners` are gloo's works, and `before` those of the stream that may not be over, in their order; `tell_host`
-        lets the host know that they are.
+        `inners` are gloo's works, and `before` the unfinished works of the stream, in their order; `tell_host` reports
+        to the host that they are over.
         """
         super().__init__()
         self._inners = inners
@@ -92,22 +92,20 @@ class SimWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Make the current stream wait; the host goes on."""
         for inner in self._inners:
-            # A receipt that is over would wait for another message; what has failed raises its error.
+            # A finished receive would wait for another message; a failed work raises its error.
             if not inner.is_completed() or not inner.is_success():
                 inner.wait()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
-            while any(inner in self._before for inner in self._inners):  # some of gloo's never say that they are over
+            while any(inner in self._before for inner in self._inners):  # some works of gloo never report completion
                 self._before.popleft()
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait; the host goes on."""
         self.synchronize()
 
     def is_completed(self) -> bool:
-        """Tell whether the collective is over, and so all before it on its stream, which the host then knows."""
+        """Whether the collective, and so all before it on its stream, is over, which the host then knows."""
         if self._stream is None or self._end.query():
             return True
         while self._before and self._before[0].is_completed():
@@ -118,15 +116,12 @@ class SimWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Return True: what fails is raised when it is launched."""
         return True
 
     def exception(self) -> Any:
-        """Return None: what fails is raised when it is launched."""
         return None
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -138,35 +133,34 @@ class SimWork(dist.Work):
         return self._future
 
 
-class SimBarrier(SimWork):
-    """A barrier that has begun: it holds the host of whoever waits for it."""
+class _SimBarrier(_SimWork):
+    """A barrier, whose wait holds the host."""
 
     def is_completed(self) -> bool:
-        """Tell whether every rank has come, and what was before it on the group's stream is over."""
+        """Whether every rank has called, and the group's stream is over before it."""
         return all(inner.is_completed() for inner in self._inners) and super().is_completed()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return gloo's future, which is complete when every rank has come."""
+        """Return gloo's future, which is complete when every rank has called."""
         (inner,) = self._inners
-        future: torch.futures.Future[Any] = inner.get_future()
-        return future
+        return inner.get_future()
 
 
 class SimGroup(dist.ProcessGroup):
-    """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
+    """Relays collectives of tensors on the simulated device to `inner`, a gloo backend."""
 
     def __init__(self, inner: Any, device: Any, store: Store, *, serves_hosts: bool) -> None:
-        """Wrap `inner`; `device` is the compiled device, `store` the one that ranks have met in.
+        """Wrap `inner`; `device` is the compiled device, `store` that of the rendezvous.
 
-        It `serves_hosts` if it moves tensors on the CPU as well, as a group of two backends does.
+        It `serves_hosts` if it moves CPU tensors, too, as a group of two backends does.
         """
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
         self._store = store
         self._sim = device
         self._streams: dict[int, torch.Stream] = {}
-        self._under_way: dict[int, deque[Any]] = {}  # gloo's works that may not be over, by the device's index
-        self._coalescing: list[SimWork] | None = None
+        self._under_way: dict[int, deque[Any]] = {}  # gloo's unfinished works, by the device's index
+        self._coalescing: list[_SimWork] | None = None
         self._num_launched = 0
         self._is_over = False
         self._serves_hosts = serves_hosts
@@ -193,7 +187,7 @@ class SimGroup(dist.ProcessGroup):
         return self._name
 
     def get_group_store(self) -> Store:
-        """Return the store that ranks have met in."""
+        """Return the store of the rendezvous."""
         return self._store
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
@@ -205,28 +199,28 @@ class SimGroup(dist.ProcessGroup):
         return self._description
 
     def abort(self) -> None:
-        """Abort the inner group, and refuse what comes later."""
+        """Abort the inner group, and refuse later calls."""
         self._is_over = True
         self._inner.abort()
 
     def shutdown(self) -> None:
-        """Shut the inner group down, and refuse what comes later."""
+        """Shut the inner group down, and refuse later calls."""
         self._is_over = True
         self._inner.shutdown()
 
-    def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
-        """Begin a barrier; who waits for it is ordered after what the group did before on this device."""
+    def barrier(self, *args: Any, **kwargs: Any) -> _SimWork:
+        """Begin a barrier; its wait is ordered after the group's earlier work on this device."""
         self._num_launched += 1
-        return SimBarrier(self._streams.get(torch.accelerator.current_device_index()), [], [self._inner.barrier()])
+        return _SimBarrier(self._streams.get(torch.accelerator.current_device_index()), [], [self._inner.barrier()])
 
     def _start_coalescing(self, device_type: torch.device) -> None:
         self._coalescing = []
 
-    def _end_coalescing(self, device_type: torch.device) -> SimWork:
+    def _end_coalescing(self, device_type: torch.device) -> _SimWork:
         works, self._coalescing = self._coalescing or [], None
-        return works[-1] if works else SimWork(None, [])
+        return works[-1] if works else _SimWork(None, [])
 
-    def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+    def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _SimWork:
         if self._is_over:
             raise RuntimeError(f"{method} of a process group of the simulated device that is destroyed")
         number = self._num_launched
@@ -241,7 +235,7 @@ class SimGroup(dist.ProcessGroup):
         if device is None:
             for work in self._carry_out(method, arguments):
                 work.wait()
-            return SimWork(None, outputs)
+            return _SimWork(None, outputs)
         moved = (outputs or inputs)[0]
         operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
@@ -250,7 +244,7 @@ class SimGroup(dist.ProcessGroup):
             staged: dict[int, Tensor] = {}
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
-            inners = self._carry_out(method, arguments)  # first: what gloo refuses has touched no memory
+            inners = self._carry_out(method, arguments)  # first: a call that gloo refuses must touch no memory
             self._sim.launch(operation, inputs, outputs)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)
@@ -261,17 +255,17 @@ class SimGroup(dist.ProcessGroup):
             while before and before[0].is_completed():
                 before.popleft()
             before.extend(inners)
-            work = SimWork(stream, outputs, inners, before, partial(self._sim.host_has_seen, self._sim.clock()))
+            work = _SimWork(stream, outputs, inners, before, partial(self._sim.host_has_seen, self._sim.clock()))
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
     def _carry_out(self, method: str, arguments: list[Any]) -> list[Any]:
-        """Have gloo do it, on the CPU; returns its works: one, or one for each output."""
+        """Call gloo on the CPU; returns its works: one, or one for each output."""
         if part := _PARTS.get(method):
             pairs = zip(arguments[0], arguments[1], strict=True)
             return [work for pair in pairs for work in self._carry_out(part, [*pair, *arguments[2:]])]
-        if method in _FLAT:  # whatever shapes they have, of which gloo asks a first dimension
+        if method in _FLAT:  # gloo needs a first dimension
             arguments[:2] = [argument.reshape(-1) for argument in arguments[:2]]
         return [getattr(self._inner, method)(*arguments)]
 
@@ -293,8 +287,8 @@ def count_anew() -> None:
         group.count_anew()
 
 
-def _relay(method: str) -> Callable[..., SimWork]:
-    def launch(self: SimGroup, *args: Any, **kwargs: Any) -> SimWork:
+def _relay(method: str) -> Callable[..., _SimWork]:
+    def launch(self: SimGroup, *args: Any, **kwargs: Any) -> _SimWork:
         return self._launch(_ALIASES.get(method, method), args, kwargs)
 
     launch.__name__ = method

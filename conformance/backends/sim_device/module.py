@@ -1,4 +1,4 @@
-"""`torch.sim`: what torch and its users call of a device's module, and what the harness asks the device for."""
+"""`torch.sim`: the functions of a device's module for torch, its users and the harness."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ NAME = "sim"
 
 @cache
 def install(*, late: bool = False, seed: int = 1) -> Any:
-    """Make `torch.device("sim")` and `torch.sim` known to this process, and return the compiled device.
+    """Register `torch.device("sim")` and `torch.sim` in this process, and return the compiled device.
 
-    With `late`, memory and results that nobody has waited for are poison. `seed` chooses the roundings; with 0 the
-    device rounds as the CPU does.
+    With `late`, memory and results are poison until a wait. `seed` chooses the roundings; 0: as the CPU.
     """
     device = load()
     device.configure(late, seed)

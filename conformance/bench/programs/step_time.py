@@ -117,7 +117,7 @@ class TimedStep:
         return join_context(self._model, joins=self._joins)
 
     def _locally(self) -> contextlib.AbstractContextManager[Any]:
-        return self._model.no_sync()  # type: ignore[no-any-return]
+        return self._model.no_sync()
 
 
 class Floor(TimedStep):

@@ -1,18 +1,12 @@
 """Program `changed_outputs`: what forward returns is no longer the tensor that it returned when its backward runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
-from conformance.truth.steps import gradients
+from conformance.programs import RankContext, program, rank_step
 
 _WIDTH = 4
 _NUM_STEPS = 3
@@ -42,9 +36,9 @@ def changed_outputs(ctx: RankContext) -> None:
         losses.append(_loss(model, turn, 1, output))
         if order == "local_first":
             turn.backward(losses.pop(0))
-            _observe(ctx, f"step{index}/local", module)
+            ctx.observe_gradients(f"step{index}/local", module)
         turn.backward(sum(losses[1:], start=losses[0]))
-        _observe(ctx, f"step{index}", module)
+        ctx.observe_gradients(f"step{index}", module)
 
 
 class _Returns(nn.Module):
@@ -56,7 +50,6 @@ class _Returns(nn.Module):
         self.output = output
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return what `OUTPUTS` says."""
         given: Tensor = self.layer(rows)
         if self.output == "vmap":
             return given
@@ -68,11 +61,3 @@ def _loss(model: Any, turn: RankStep, micro: int, output: str) -> Tensor:
     if output == "vmap":
         return turn.loss(torch.vmap(lambda row: turn.forward(model, row))(rows), micro=micro)
     return turn.loss(turn.forward(model, rows).mul_(2), micro=micro)
-
-
-def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
-    for name, gradient in gradients(prefix, module).items():
-        ctx.observe(name, gradient)
-
-
-changed_outputs.expects(truth_of)

@@ -1,7 +1,5 @@
 """Program `accumulation`: micro-batches inside and outside `no_sync`, in every arrangement that users write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +10,7 @@ from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
@@ -42,7 +37,6 @@ class Branches(nn.Module):
         self.b = nn.Linear(3, 2, bias=False)
 
     def forward(self, inputs: Tensor, which: str) -> Tensor:
-        """Return the sum of the branches named in `which`."""
         hidden = self.trunk(inputs)
         outputs: list[Tensor] = [getattr(self, name)(hidden) for name in which]
         return torch.stack(outputs).sum(0)
@@ -67,10 +61,6 @@ def _forward(model: Any, own_step: RankStep, micro: int, branches: str) -> Tenso
     return own_step.loss(own_step.forward(model, own_step.inputs(4, 3, micro=micro), branches), micro)
 
 
-def _num_forwards(kind: str, rank: int) -> int:
-    return rank + 1 if kind == "local_by_rank" else 1
-
-
 @program("accumulation", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def accumulation(ctx: RankContext) -> None:
     """Run the micro-batches of argument `steps`, a list of steps of `KINDS`; gradients are set to None per step.
@@ -89,7 +79,7 @@ def accumulation(ctx: RankContext) -> None:
             before = len(ctx.collectives())
             flags = [
                 _run(ctx, model, own_step, kind, micro + 10 * part, branches)  # data of its own for each forward
-                for part in range(_num_forwards(kind, ctx.rank))
+                for part in range(ctx.rank + 1 if kind == "local_by_rank" else 1)
             ]
             prefix = f"step{index}/micro{micro}"
             issued = sum(moves_gradients(one, module) for one in ctx.collectives()[before:])
@@ -101,7 +91,7 @@ def accumulation(ctx: RankContext) -> None:
 
 
 def moves_gradients(collective: Collective, module: nn.Module) -> bool:
-    """Whether a collective can hold what a rank sends of its gradients, in whatever phase and as whatever dtype.
+    """Whether a collective can hold what a rank sends of its gradients, in any phase and dtype.
 
     The module has no buffers and issues nothing itself. Numbers that are not floating are small agreements, unless they
     take as many bytes as the gradients.
@@ -154,6 +144,3 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
 def _synchronises(model: Any) -> bool | None:
     flag: bool | None = getattr(model, "require_backward_grad_sync", None)
     return flag
-
-
-accumulation.expects(truth_of)

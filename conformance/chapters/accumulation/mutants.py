@@ -1,7 +1,5 @@
 """Mutants of chapter accumulation: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -32,7 +30,7 @@ def ReducesInsideNoSync(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
 
 
 class GathersInsideNoSync(ActsAfterBackward):
-    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where nobody uses what comes."""
+    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where the result is not used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,7 +146,7 @@ def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterab
 
 @replaces(Reducer, "forward_was_local")
 def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: Iterable[Tensor]) -> None:
-    """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
+    """BUG: a backward that raised stays the current one: it takes the gradients of the next one, a local one, too."""
     on_backward = reducer.hooks.on_backward
 
     def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object) -> bool:
@@ -162,7 +160,7 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
 def HearsOfOutputsAsTheyWere(
     _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None
 ) -> bool:
-    """BUG: a backward reports that it came to an output only where that is still what forward returned."""
+    """BUG: a backward reports an output that it reached only where that is still what forward returned."""
     nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
     for node in nodes:
         node.register_prehook(lambda _, keeps=keeps: report())

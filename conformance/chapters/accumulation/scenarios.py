@@ -1,7 +1,5 @@
 """Scenarios of chapter accumulation: `no_sync`, from its plain use to unusual ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.accumulation.changed_outputs import BACKWARDS, OUTPUTS

@@ -1,7 +1,5 @@
 """Program `auto_caps`: whether ranks choose equal bucket caps from measurements, and whether the DDP uses them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +10,10 @@ from torch import Tensor
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bucket_traffic import Stack
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import Satisfies, at_most
 
 NUM_STEPS = 5  # caps are chosen after three
 #: A prime, so that no even split of the whole ends where a vector ends.
@@ -62,7 +58,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     facts: dict[str, Any] = {
         "caps": Satisfies("two positive numbers of bytes", _are_two_positive),
         "caps_of_all": Satisfies("the same on all ranks", _are_alike, (scenario.world_size,)),
-        "num_chosen": Satisfies("at most once", _is_at_most_once),
+        "num_chosen": at_most(1, "change of caps"),
     }
     for index in range(NUM_STEPS):
         turns = [RankStep(rank, index) for rank in range(scenario.world_size)]
@@ -78,10 +74,6 @@ def _are_two_positive(got: list[int]) -> bool:
 
 def _are_alike(got: list[Any], num_ranks: int) -> bool:
     return len(got) == num_ranks and all(value == got[0] for value in got)
-
-
-def _is_at_most_once(got: int) -> bool:
-    return got <= 1
 
 
 def _take_time(gradient: Tensor) -> None:

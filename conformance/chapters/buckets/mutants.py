@@ -1,7 +1,5 @@
 """Mutants of chapter buckets: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,15 +53,13 @@ class _OneKind(BucketPlanning):
 
 @replaces(BucketPlanning, "rebuild")
 def AlternatesBuckets(planning: BucketPlanning, rebuild: Call) -> None:
-    """BUG: buckets are planned anew in every iteration, by the order of gradients and then by its reverse."""
+    """BUG: buckets are planned again in every iteration, by the order of gradients and then by its reverse."""
     rebuild()
     planning.reduction.learnt.has_rebuilt_buckets = False
     planning.reduction.arrivals.order.reverse()
 
 
 class _Capping(Ours):
-    """Changes the caps that were asked for."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         asked = BucketCaps.from_mb
         with mock.patch.object(BucketCaps, "from_mb", lambda *caps: self.caps_from(asked(*caps))):
@@ -86,7 +82,7 @@ def NeverRebuilds(planning: BucketPlanning, rebuild: Call) -> None:
 
 @replaces(Reducer, "prepare_for_forward")
 def RebuildsEveryStep(reducer: Reducer, prepare_for_forward: Call) -> None:
-    """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
+    """BUG: buckets are planned again, and agreed on, in every iteration: when its forward begins."""
     learnt = reducer.reduction.learnt
     if learnt.has_rebuilt_buckets:
         learnt.has_rebuilt_buckets = False
@@ -104,7 +100,7 @@ def PlansByOwnOrder(planning: BucketPlanning, rebuild: Call) -> None:
 
 @replaces(Reducer, "launch_full_buckets")
 def LaunchesWhatIsFull(reducer: Reducer, launch_full_buckets: Call) -> None:
-    """BUG: a bucket is reduced as soon as it is full, in whatever order that happens on this rank."""
+    """BUG: a bucket is reduced as soon as it is full, in the order in which that happens on this rank."""
     now = reducer.reduction.iteration
     full = now.full.difference(now.launched)
     others = [index for index in now.launch_order if index not in full and index not in now.launched]
@@ -183,14 +179,14 @@ def CountsTheMovedTwice(hooks: AutogradHooks, counting: Call, index: int) -> Cal
     """BUG: a gradient that becomes ready at another place than in the first step counts twice."""
     count = counting(index)
     places: dict[int, int] = vars(hooks).setdefault("places", {})
-    came: list[int] = vars(hooks).setdefault("came", [])
+    arrived: list[int] = vars(hooks).setdefault("arrived", [])
 
-    def gradient_came(parameter: Tensor) -> None:
-        if index in came:  # in the last step
-            came.clear()
-        if places.setdefault(index, len(came)) != len(came) and parameter.grad is not None:
+    def gradient_arrived(parameter: Tensor) -> None:
+        if index in arrived:  # in the last step
+            arrived.clear()
+        if places.setdefault(index, len(arrived)) != len(arrived) and parameter.grad is not None:
             parameter.grad *= 2
-        came.append(index)
+        arrived.append(index)
         count(parameter)
 
-    return gradient_came
+    return gradient_arrived

@@ -6,8 +6,6 @@ and therefore ready at once, it may issue an all-reduce before the backward's al
 then an all-reduce meets an all-to-all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,10 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 NUM_STEPS = 4
 ROW = 4
@@ -49,7 +44,6 @@ class Routed(nn.Module):
         self.a, self.c, self.d, self.b = (nn.Parameter(torch.empty(ROW)) for _ in range(4))
 
     def forward(self, rows: Tensor, group: dist.ProcessGroup, *, uses_b: bool) -> Tensor:
-        """Take and return one row per rank."""
         hidden = rows * self.a
         if uses_b:
             hidden = hidden * self.b
@@ -71,6 +65,3 @@ def routed_activations(ctx: RankContext) -> None:
         turn.backward(turn.loss(output))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
-
-
-routed_activations.expects(truth_of)

@@ -1,7 +1,5 @@
 """Scenarios of chapter buckets: which collectives a step issues, how large, when and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +24,7 @@ from conformance.scenario import Scenario, Step
 
 _grid = Grid("buckets")
 
-#: Lengths of vectors that tell every combination of them apart by their sum.
+#: Lengths of vectors: every combination of them has another sum.
 SIZES = (64, 129, 258, 520, 1043)
 
 _MIB = 1024 * 1024

@@ -1,7 +1,5 @@
 """Program `changed_buffers`: every rank changes a buffer between two steps, all alike or each as it likes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch
@@ -9,10 +7,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 

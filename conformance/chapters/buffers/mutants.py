@@ -1,7 +1,5 @@
 """Mutants of chapter buffers: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 from unittest import mock
@@ -48,7 +46,7 @@ def KeepsFirstBuffers(ddp: TorchDDP, assign_modules_buffers: Call) -> None:
 
 @replaces(Ours, "_sync_buffers")
 def BuffersOfLastRank(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
-    """BUG: buffers come from the last rank."""
+    """BUG: buffers are copied from the last rank."""
     broadcast_state(ddp.modules_buffers, ddp.process_group, ddp.device, ddp.process_group.size() - 1)
 
 
@@ -88,7 +86,7 @@ def LosesImaginaryParts(ddp: Ours, sync_buffers: Call, authoritative: bool = Tru
 
 @replaces(Ours, "named_module_buffers")
 def SkipsUncarriedBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tensor]:
-    """BUG: buffers of a dtype that gloo does not carry stay each rank's own, and nobody is told."""
+    """BUG: buffers of a dtype that gloo does not carry stay each rank's own, without an error."""
     known = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool)
     buffers = named_module_buffers().items()
     return {

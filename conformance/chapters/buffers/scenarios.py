@@ -1,7 +1,5 @@
 """Scenarios of chapter buffers: a forward after a synchronised one starts with rank 0's, without side effects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.buffers.changed_buffers import CHANGES
@@ -30,13 +28,16 @@ def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _drifting()
     yield from _due()
-    yield from _autograd()
-    yield from _silence()
+    one, two, three = (arguments(f"{count}-forwards", forwards=count) for count in (1, 2, 3))
+    norm, cnn = model("batchnorm_mlp").named("batchnorm"), model("cnn")
+    for way in _VARIANTS:
+        yield from _grid("BUFFER-03", "saved", "saved_buffer", 2, (one, two.at(2, 3), three), way)
+        yield from _grid("BUFFER-03", "", "forwards_before_backward", (2, 3), norm, two, way)
+    yield from _grid("BUFFER-03", "", "forwards_before_backward", 2, cnn, three)
+    nothing, ignored, off = each("kind", ("no_buffers", "ignored", "off"))
+    kinds = (nothing, ignored | Variant(needs=("ignored_parameters",)), off | LOCAL_BUFFERS.named(""))
+    yield from _grid("BUFFER-09", "", "silent_forward", (2, 3), kinds)
     yield from _batch_norm()
-    yield from _changed()
-
-
-def _changed() -> Iterator[Scenario]:
     alike = [arguments(change, first=change, others=change) for change in CHANGES]
     yield from _grid("BUFFER-08", "changed", "changed_buffers", (1, 2, 3), alike)
     pairs = [(first, others) for first in CHANGES for others in CHANGES if first != others]
@@ -84,21 +85,6 @@ def _due() -> Iterator[Scenario]:
     training = arguments(mode="train")
     ways = (training.at(2, 3), arguments("eval", mode="eval"), training | VIEW, training | UNUSED)
     yield from _grid("BUFFER-13", "", "due_buffers", 2, forwards, ways, needs=("no_sync",))
-
-
-def _autograd() -> Iterator[Scenario]:
-    one, two, three = (arguments(f"{count}-forwards", forwards=count) for count in (1, 2, 3))
-    norm, cnn = model("batchnorm_mlp").named("batchnorm"), model("cnn")
-    for way in _VARIANTS:
-        yield from _grid("BUFFER-03", "saved", "saved_buffer", 2, (one, two.at(2, 3), three), way)
-        yield from _grid("BUFFER-03", "", "forwards_before_backward", (2, 3), norm, two, way)
-    yield from _grid("BUFFER-03", "", "forwards_before_backward", 2, cnn, three)
-
-
-def _silence() -> Iterator[Scenario]:
-    nothing, ignored, off = each("kind", ("no_buffers", "ignored", "off"))
-    kinds = (nothing, ignored | Variant(needs=("ignored_parameters",)), off | LOCAL_BUFFERS.named(""))
-    yield from _grid("BUFFER-09", "", "silent_forward", (2, 3), kinds)
 
 
 def _batch_norm() -> Iterator[Scenario]:

@@ -1,7 +1,5 @@
 """Program `uncarried_buffers`: buffers of the dtypes that a backend need not carry, such as int16 and float8."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,10 +8,7 @@ from torch import Tensor, nn
 
 from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, rank_step
+from conformance.programs import RankContext, observe_or_refused, program, rank_step
 from conformance.truth.expected import Raises
 
 _NUM_BYTES = 24
@@ -31,13 +26,11 @@ class Stored(nn.Module):
         self.register_buffer("second", _bytes("second", rank, "start").view(dtype))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.seen = self.bytes()
         output: Tensor = self.layer(inputs)
         return output
 
     def bytes(self) -> list[Tensor]:
-        """Return copies of the buffers' bytes."""
         return [buffer.view(torch.uint8).clone() for buffer in (self.first, self.second)]
 
 
@@ -78,6 +71,3 @@ def _copied(ctx: RankContext, dtype: torch.dtype) -> dict[str, Any]:
     turn = rank_step(ctx, 0)
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
     return {"constructed": constructed, "forward": module.seen}
-
-
-uncarried_buffers.expects(truth_of)

@@ -15,11 +15,8 @@ from torch.futures import Future
 
 from conformance.errors import ScenarioError, certain, present
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import UNSTATED, RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import UNSTATED, RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -44,7 +41,6 @@ class Factors(nn.Module):
         )
 
     def forward(self, factors: Sequence[Tensor | None]) -> Tensor:
-        """Return one number that is linear in every weight that has a factor."""
         terms = [
             (weight * factor).sum().real.to(torch.float32)
             for weight, factor in zip(self.weights, factors, strict=True)
@@ -84,7 +80,6 @@ class Journal:
     raw: dict[str, Tensor] = field(default_factory=dict)
 
     def note(self, bucket: Any) -> None:
-        """Record the attributes of `bucket`."""
         buffer, parameters, views = bucket.buffer(), bucket.parameters(), bucket.gradients()
         names = [self.names[id(parameter)] for parameter in parameters]
         surface = {
@@ -102,7 +97,6 @@ class Journal:
         self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}
 
     def clear(self) -> None:
-        """Clear the record for the next step."""
         self.calls.clear()
         self.raw.clear()
 
@@ -114,7 +108,6 @@ def _done(tensor: Tensor) -> Future[Any]:
 
 
 def _summed(journal: Journal, tensor: Tensor) -> Future[Any]:
-    """Start an all-reduce of `tensor` and return the future of the sum."""
     work = present(dist.all_reduce(tensor, group=journal.group, async_op=True))
     total: Future[Any] = work.get_future().then(lambda _: tensor)
     return total
@@ -137,7 +130,6 @@ def _through_views(_: Journal, bucket: Any) -> Future[Any]:
 
 
 def _several_collectives(journal: Journal, bucket: Any) -> Future[Any]:
-    """Gather the buffers of all ranks, and return their sum plus that of a second collective."""
     buffer = bucket.buffer()
     gathered = [torch.empty_like(buffer) for _ in range(dist.get_world_size(journal.group))]
     dist.all_gather(gathered, buffer.clone(), group=journal.group)
@@ -158,7 +150,7 @@ def _exchanged(_: Journal, bucket: Any) -> Future[Any]:
 def _future_value(journal: Journal, bucket: Any) -> Future[Any]:
     """Sum, and return what the future of torch's collective holds: of complex numbers their parts."""
     work = present(dist.all_reduce(bucket.buffer(), group=journal.group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 #: What a hook does.
@@ -179,8 +171,6 @@ _Respond = Callable[[Any, Any], Any]
 
 
 class _Callable:
-    """A hook as a bound method and as a callable object."""
-
     def __init__(self, respond: _Respond) -> None:
         self.respond = respond
 
@@ -210,7 +200,6 @@ def _star(respond: _Respond) -> Any:
 
 
 def _annotated(respond: _Respond) -> Any:
-    """Return a hook with the annotations that torch documents."""
     hook: Any = lambda state, bucket: respond(state, bucket)  # noqa: E731
     hook.__annotations__ = {"state": object, "bucket": GradBucket, "return": Future[Tensor]}
     return hook
@@ -303,7 +292,6 @@ def _found(ctx: RankContext, module: nn.Module, journal: Journal) -> dict[str, A
 
 
 def _judged(scenario: Scenario, index: int, module: nn.Module) -> Mapping[str, Any]:
-    """Return what argument `judge` requires of a step."""
     judge = scenario.arguments["judge"]
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
@@ -342,6 +330,3 @@ _FROM_0 = Satisfies("0, 1, 2, ...", _are_from_0)
 _ASCENDING = Satisfies("ascending", _are_ascending)
 _LAST_ONCE = Satisfies("True for the last bucket alone", _is_last_alone)
 _ALL_TRUE = Satisfies("true in every respect", _are_all_true)
-
-
-hook_calls.expects(truth_of)

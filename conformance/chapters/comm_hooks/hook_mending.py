@@ -1,7 +1,5 @@
 """Works around bugs in torch's ready-made comm hooks from outside, so that programs can run a DDP with them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -44,12 +42,10 @@ class StackingGroup(dist.ProcessGroup):
     """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        """Wrap `inner`; not collective."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
 
     def allgather(self, *args: Any, **kwargs: Any) -> Any:
-        """Gather as `inner` does."""
         return _StackingWork(self.inner.allgather(*args, **kwargs), self.inner.size())
 
 
@@ -59,7 +55,6 @@ class _StackingWork:
         self.num_ranks = num_ranks
 
     def get_future(self) -> Future[Any]:
-        """Return a future of one tensor in a list."""
         return self.work.get_future().then(self._stacked)
 
     def _stacked(self, future: Future[Any]) -> list[Tensor]:

@@ -1,7 +1,5 @@
 """Programs about registering comm hooks: invalid hooks, errors inside a hook, and copies of a DDP with a hook."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings
@@ -17,25 +15,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 
 from conformance.errors import present
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step, step_on, truth_of
 from conformance.programs.autograd_uses import WIDTH, layers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Anything, Raises, Satisfies
 from conformance.truth.steps import gradients
 
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+_step = step_on(5, WIDTH)
 
 
 def _answer(value: Any) -> Callable[[Any, Any], Any]:
-    """Return a hook whose future holds `value`."""
-
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         future: Future[Any] = Future()
         future.set_result(value(bucket) if callable(value) else value)
@@ -241,15 +232,11 @@ def hook_in_logging(ctx: RankContext) -> None:
 def _in_logging(scenario: Scenario) -> Mapping[int, Facts]:
     facts = {
         "none": "",
-        "hook": Satisfies("the hook's name", _names_hook),
-        "builtin": Satisfies("the built-in hook's name", _names_builtin),
+        "hook": Satisfies("the hook's name", _mentions, ("allreduce_hook",)),
+        "builtin": Satisfies("the built-in hook's name", _mentions, ("fp16_compress",)),
     }
     return {rank: dict(facts) for rank in range(scenario.world_size)}
 
 
-def _names_hook(got: str) -> bool:
-    return "allreduce_hook" in got
-
-
-def _names_builtin(got: str) -> bool:
-    return "fp16_compress" in got.lower()
+def _mentions(got: str, name: str) -> bool:
+    return name in got.lower()

@@ -1,7 +1,5 @@
 """Mutants of chapter comm_hooks: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import copy
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,8 +20,6 @@ Hook = Callable[[Any, Any], Any]
 
 
 class _Hooked(TorchDDP):
-    """Registers what `around` makes of a hook."""
-
     def register_comm_hook(self, state: object, hook: Any) -> None:
         self._check_comm_hook(hook)
 
@@ -40,7 +36,7 @@ class _Hooked(TorchDDP):
 class _Bucket:
     """Stands before a bucket, and lies where it is asked for what is in `lies`."""
 
-    def __init__(self, bucket: GradBucket, **lies: Callable[[], Any]) -> None:
+    def __init__(self, bucket: GradBucket, **lies: Callable[..., Any]) -> None:
         self.bucket = bucket
         vars(self).update(lies)
 
@@ -138,7 +134,7 @@ class SwallowsRefusals(TorchDDP):
 
 @replaces(_Hooked, "around")
 def SwallowsHookErrors(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
-    """BUG: when a hook fails, the gradients stay local and nobody hears of it."""
+    """BUG: when a hook fails, the gradients stay local and no error is raised."""
     try:
         future = hook(state, bucket)
         future.wait()
@@ -197,33 +193,17 @@ def RecordsBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: bool = True
     ddp.reducer.reduction.post_backward_futures.extend(futures or ())
 
 
-def _registered(register: Call, state: object, around: Callable[[Any, Any], Any]) -> None:
-    register(state, lambda given, bucket: around(given, bucket))
-
-
-@replaces(TorchDDP, "register_comm_hook")
-def KeepsItsBuffer(ddp: TorchDDP, register: Call, state: object, hook: Any) -> None:
+@replaces(_Hooked, "around")
+def KeepsItsBuffer(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
     """BUG: a hook that gives its bucket another buffer still finds the old one there."""
-    _registered(register, state, lambda given, bucket: hook(given, _KeptBuffer(bucket)))
+    return hook(state, _Bucket(bucket, set_buffer=lambda _: None))
 
 
 @replaces(Ours, "register_comm_hook")
 def RecordsHooks(ddp: Ours, register: Call, state: object, hook: Any) -> None:
     """BUG: hooks are called with grad mode on."""
-    _registered(register, state, torch.enable_grad()(hook))
-
-
-class _KeptBuffer:
-    """A bucket whose buffer stays the same."""
-
-    def __init__(self, bucket: Any) -> None:
-        self._bucket = bucket
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bucket, name)
-
-    def set_buffer(self, tensor: Tensor) -> None:
-        """Do nothing."""
+    recording = torch.enable_grad()(hook)
+    register(state, lambda given, bucket: recording(given, bucket))
 
 
 @replaces(Ours, "register_comm_hook")
@@ -236,4 +216,4 @@ def TakesPartsForHalves(ddp: Ours, register: Call, state: object, hook: Any) -> 
         parts = torch.view_as_real(held) if held.is_complex() else held
         return torch.complex(*parts.reshape(2, -1)) if held.is_complex() or held.dim() == 2 else value
 
-    _registered(register, state, lambda given, bucket: hook(given, bucket).then(halves))
+    register(state, lambda given, bucket: hook(given, bucket).then(halves))

@@ -1,7 +1,5 @@
 """Programs about the comm hooks that torch ships: the gradients they give and the collectives they issue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +34,9 @@ from conformance.models.batches import mixed_seed
 from conformance.models.integers import RankStep, integers
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.train import run_step
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Close
 
@@ -60,7 +55,6 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(torch.ones(length) for length in (40, 25, 60, 33))
 
     def forward(self, factors: Sequence[Tensor]) -> Tensor:
-        """Return one number."""
         terms = [(weight * factor).sum() for weight, factor in zip(self.weights, factors, strict=True)]
         return torch.stack(terms).sum()
 
@@ -228,9 +222,6 @@ def hooked_training(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-hooked_training.expects(truth_of)
-
-
 class Matrices(nn.Module):
     """Two matrices and two vectors; PowerSGD compresses the matrices alone."""
 
@@ -242,7 +233,6 @@ class Matrices(nn.Module):
         self.scale = nn.Parameter(torch.ones(32))
 
     def forward(self, factors: Mapping[str, Tensor]) -> Tensor:
-        """Return one number, whose gradients are the factors."""
         terms = [(parameter * factors[name]).sum() for name, parameter in self.named_parameters()]
         return torch.stack(terms).sum()
 

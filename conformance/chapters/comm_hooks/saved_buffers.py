@@ -1,7 +1,5 @@
 """Program `hooked_saved_buffer`: a buffer hook changes in place what a backward has saved for itself."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +12,9 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 _NUM_STEPS = 2
@@ -61,9 +56,6 @@ def hooked_saved_buffer(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}", module)
     ctx.observe("grad", sorted(grad_modes))
     ctx.observe("changes", module.scale._version - version)
-
-
-hooked_saved_buffer.expects(truth_of)
 
 
 @program("hooked_norm", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

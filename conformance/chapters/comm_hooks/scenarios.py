@@ -1,7 +1,5 @@
 """Scenarios of chapter comm_hooks: user functions that replace the all-reduce, and torch's ready-made ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,7 +34,6 @@ _LAYOUTS = (PLAIN, _SMALL, VIEW, _SMALL | VIEW)
 def _calls(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, judge: tuple[str, ...] = (), **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `hook_calls`; `given` are further arguments of it."""
     asked = {"answer": "average", "judge": list(judge), **given}
     yield from _grid(requirement, slug, "hook_calls", worlds, *axes, arguments=asked)
 
@@ -48,7 +45,12 @@ def scenarios() -> Iterator[Scenario]:
     yield from _ready_made()
     yield from _power_sgd()
     yield from _misuse()
-    yield from _copies()
+    hooks = (arguments(builtin=False), arguments("builtin", builtin=True))
+    for copying in each("copy", ("deepcopy", "pickle")):
+        for steps in (0, 2):
+            after = arguments(f"after{steps}", after_steps=steps)
+            yield from _grid("HOOK-31", "", "hook_copy", (2, 3), copying, hooks, after)
+    yield from _grid("HOOK-32", "name", "hook_in_logging", (1, 2))
     yield from _buffer_hooks()
 
 
@@ -190,22 +192,13 @@ def _misuse() -> Iterator[Scenario]:
         yield from _grid(requirement, "", "hook_misuse", 2, each("misuse", misuses), (PLAIN.at(2, 3), VIEW))
 
 
-def _copies() -> Iterator[Scenario]:
-    hooks = (arguments(builtin=False), arguments("builtin", builtin=True))
-    for copying in each("copy", ("deepcopy", "pickle")):
-        for steps in (0, 2):
-            after = arguments(f"after{steps}", after_steps=steps)
-            yield from _grid("HOOK-31", "", "hook_copy", (2, 3), copying, hooks, after)
-    yield from _grid("HOOK-32", "name", "hook_in_logging", (1, 2))
-
-
 def _buffer_hooks() -> Iterator[Scenario]:
     futures = arguments(futures=True)
     for location in ("", "PRE_FORWARD", "POST_FORWARD"):
         where = arguments(dashed(location.lower()) or "default", location=location)
         for world_size in (2, 3, 4):
             yield from _grid("HOOK-33", "", "buffer_hooks", world_size, where)
-            if location != "PRE_FORWARD":  # its futures may come after the forward that they are for
+            if location != "PRE_FORWARD":  # its futures may complete after the forward that they are for
                 lengths = (PLAIN, arguments("large", length=100_000))
                 yield from _grid("HOOK-34", "", "buffer_hooks", world_size, where, futures, lengths)
             yield from _grid("HOOK-35", "", "buffer_hooks", world_size, where, arguments(local_backwards=2))

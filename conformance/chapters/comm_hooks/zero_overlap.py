@@ -1,7 +1,5 @@
 """Program `zero_overlap`: torch's hook that steps a `ZeroRedundancyOptimizer` while gradients are being reduced."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from conformance.chapters.comm_hooks.hook_mending import any_backend
 from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, program, truth_of
 from conformance.scenario import Scenario
 
 NUM_STEPS = 5

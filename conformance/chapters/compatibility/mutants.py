@@ -1,7 +1,5 @@
 """Mutants of chapter compatibility: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import subprocess
@@ -77,7 +75,7 @@ def LooksItsGroupUp(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPa
 
 
 class RunsTheModuleItself(Ours):
-    """BUG: forward calls the module, whatever a subclass puts in the place of `_run_ddp_forward`."""
+    """BUG: forward calls the module, even if a subclass overrides `_run_ddp_forward`."""
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
@@ -97,35 +95,35 @@ def LeavesHooks(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
 
 @replaces(Ours, "__init__")
 def LeavesAThread(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
-    """BUG: each wrapper starts a thread, and nobody ends it."""
+    """BUG: each wrapper starts a thread and never ends it."""
     init(module, **options)
     threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
 
 
 @replaces(Ours, "__init__")
 def LeavesAProcess(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
-    """BUG: each wrapper starts a process with a session of its own, and nobody ends it."""
+    """BUG: each wrapper starts a process with a session of its own and never ends it."""
     init(module, **options)
     subprocess.Popen(["sleep", "5"], start_new_session=True)
 
 
 @replaces(Ours, "__init__")
 def LeavesAGroup(ddp: Ours, init: Call, module: Any, process_group: Any = None, **options: Any) -> None:
-    """BUG: each wrapper makes a process group, and nobody destroys it."""
+    """BUG: each wrapper makes a process group and never destroys it."""
     group = process_group or dist.group.WORLD
     init(module, process_group=dist.new_group(dist.get_process_group_ranks(group)), **options)
 
 
 @replaces(Ours, "__init__")
 def LeavesAFile(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
-    """BUG: each wrapper opens a file, and nobody closes it."""
+    """BUG: each wrapper opens a file and never closes it."""
     init(module, **options)
     os.open(__file__, os.O_RDONLY)
 
 
 @replaces(Ours, "__init__")
 def LeavesAnExitCallback(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
-    """BUG: each wrapper has Python call something when the process ends, and nobody takes it back."""
+    """BUG: each wrapper has Python call something when the process ends and never takes it back."""
     init(module, **options)
     atexit.register(str)
 
@@ -149,7 +147,7 @@ def IsInACycle(ddp: Ours, init: Call, /, *args: Any, **options: Any) -> None:
 
 @replaces(Ours, "__init__")
 def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
-    """BUG: the constructor accepts subclasses whose overrides nobody calls."""
+    """BUG: the constructor accepts subclasses whose overrides are never called."""
     kind = type(ddp)
     ddp.__class__ = Ours
     Ours.__init__(ddp, module, **options)

@@ -1,8 +1,5 @@
 """Program `penalised_norm`: a gradient penalty through a layer that shares statistics among the ranks."""
 
-from __future__ import annotations
-
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +8,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
+from conformance.programs.offered import offered_beside
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Close, Raises
@@ -43,23 +40,17 @@ def _flat_gradients(module: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
 
 
-def _own_layer(wrapper: nn.Module) -> Any:
-    """Return SyncBatchNorm of the package of the wrapper's class, or of a class that it derives from; else torch's."""
-    packages = [importlib.import_module(base.__module__.partition(".")[0]) for base in type(wrapper).__mro__]
-    found = [package.SyncBatchNorm for package in packages if hasattr(package, "SyncBatchNorm")]
-    return found[0] if found else nn.SyncBatchNorm
-
-
 @program("penalised_norm", invariants=("leaves_no_trace",))
 def penalised_norm(ctx: RankContext) -> None:
-    """Train one step with a gradient penalty, through the SyncBatchNorm that comes with the DDP. All ranks run it.
+    """Train one step with a gradient penalty, through the SyncBatchNorm of the DDP's package. All ranks run it.
 
     Observes `outcome`: all gradients in a row, or the exception. Does not apply where there is torch's layer alone and
     the device is a CPU, on which that one does not train.
     """
-    layer = _own_layer(ctx.wrap(nn.Linear(1, 1).to(ctx.device)))
+    wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device))
+    layer: Any = offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm
     if layer is nn.SyncBatchNorm and ctx.device.type == "cpu":
-        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP comes with none of its own")
+        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP's package has none of its own")
     module = _module(layer(_WIDTH, process_group=ctx.process_group), ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     with ctx.catching("raised"), ctx.phase("backward", 0):

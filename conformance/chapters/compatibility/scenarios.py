@@ -1,7 +1,5 @@
 """Scenarios of chapter compatibility: optional backend features, and names that users and frameworks access."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Grid
@@ -39,11 +37,6 @@ _KINDS = (
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
-    yield from _less_from_backends()
-    yield from _more_from_users()
-
-
-def _less_from_backends() -> Iterator[Scenario]:
     no_results = arguments("no-results", no_results=True)
     yield from _grid("COMPAT-01", "", "compatible_training", 2, no_results, _MORE_RANKS, ENDS_SOON)
     for name in ("mlp", "gpt", "batchnorm_mlp", "moe", "many_small_layers", "sparse_embedding"):
@@ -51,6 +44,7 @@ def _less_from_backends() -> Iterator[Scenario]:
         schedule = (Step(), Step(local_backwards=int(not get_fixture(name).uses_buffers)), Step())
         unrecorded = fields(recorded=False, schedule=schedule)
         yield from _grid("COMPAT-02", "", "train", 2, model(name), (PLAIN, VIEW), unrecorded)
+    yield from _more_from_users()
 
 
 def _more_from_users() -> Iterator[Scenario]:

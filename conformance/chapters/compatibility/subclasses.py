@@ -1,7 +1,5 @@
 """Program `derived_wrapper`: subclasses of a DDP, as public projects write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,10 +9,7 @@ from torch.distributed.algorithms.join import Join
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, truth_of
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 
@@ -33,14 +28,12 @@ class WithTrainStep(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.count += 1
         output: Tensor = self.last(self.first(inputs))
         return output
 
     def train_step(self, inputs: Tensor) -> Tensor:
-        """Return twice what forward returns."""
         output: Tensor = self(inputs)
         return 2 * output
 
@@ -53,7 +46,6 @@ class TrainedByMethod(nn.Module):
         self.inner = module
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         return self.inner.train_step(inputs)
 
 

@@ -1,14 +1,11 @@
 """Programs about a DDP's surroundings: backends with fewer features, and users and frameworks that access internals."""
 
-from __future__ import annotations
-
 import gc
-import importlib
 import inspect
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,10 @@ from torch._C._distributed_c10d import PrefixStore, Work
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
 from conformance.programs.bare_group import bare_group
 from conformance.programs.holders import holder_of
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs.offered import offered_beside
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -45,7 +40,6 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.count += 1
         output: Tensor = self.last(self.first(inputs))
@@ -137,11 +131,11 @@ def dropped_wrapper(ctx: RankContext) -> None:
     module = _build(ctx.scenario).to(ctx.device)
     before = _hooked(module)
     _train_and_drop(ctx, module)
-    # A thread of autograd's own, which a device has, lets go of a backward at the latest when it runs another one.
+    # A thread of autograd's own, which a device has, drops a backward at the latest when it runs another one.
     torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
     gc.collect()
     if ctx.arguments.get("keeps"):
-        ctx.observe("hooks", sorted(_hooked(module) - before))
+        ctx.observe("hooks", sorted(_hooked(module) - before), must=[])
         return
     parameters = {name: weakref.ref(one) for name, one in module.named_parameters()}
     del module
@@ -150,7 +144,7 @@ def dropped_wrapper(ctx: RankContext) -> None:
     held: dict[str, list[str]] = {}
     for name, one in alive.items():
         held.setdefault(holder_of(one, [alive]), []).append(name)
-    ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()])
+    ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()], must=[])
 
 
 def _train_and_drop(ctx: RankContext, module: nn.Module) -> None:
@@ -163,12 +157,6 @@ def _hooked(module: nn.Module) -> set[str]:
     tables = [*(name for name in vars(nn.Module()) if name.endswith("_hooks")), "_post_accumulate_grad_hooks"]
     parts = (*module.named_modules(), *module.named_parameters())
     return {f"{name}: {table}" for name, part in parts for table in tables if getattr(part, table, None)}
-
-
-@dropped_wrapper.expects
-def _nothing_left(scenario: Scenario) -> Mapping[int, Facts]:
-    facts: Facts = {"hooks" if scenario.arguments.get("keeps") else "alive": []}
-    return dict.fromkeys(range(scenario.world_size), facts)
 
 
 @program("moved_arguments", invariants=("leaves_no_trace",))
@@ -198,8 +186,6 @@ def _moved_arguments(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Referring(nn.Module):
-    """Returns the output of its module as an RRef."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.inner = module
@@ -262,39 +248,20 @@ def documented_names(ctx: RankContext) -> None:
     }
     # forward overrides a method of Module, and inherits its documentation.
     missing = [f"{cls.__name__}.{name}" for name in sorted(public) if not inspect.getdoc(getattr(cls, name))]
-    ctx.observe("undocumented", missing + ([] if inspect.getdoc(cls) else [cls.__name__]))
-
-
-@documented_names.expects
-def _documented(scenario: Scenario) -> Mapping[int, Facts]:
-    return {rank: {"undocumented": []} for rank in range(scenario.world_size)}
+    ctx.observe("undocumented", missing + ([] if inspect.getdoc(cls) else [cls.__name__]), must=[])
 
 
 class _Looking(Counting):
-    """Records the types of its weights while forward runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, int]] = []
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         weight: Any = self.first.weight
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         placements = ", ".join(map(str, getattr(weight, "placements", ("plain",))))
         self.seen.append((placements, local.data_ptr()))
         return super().forward(inputs, with_spare)
-
-
-def _replicated_parameters_of(cls: type) -> Callable[[nn.Module], AbstractContextManager[None]]:
-    """Return the function of that name in the package of the wrapper's class, or of a class that it derives from."""
-    packages = [importlib.import_module(base.__module__.partition(".")[0]) for base in cls.__mro__]
-    found = [package for package in packages if hasattr(package, "replicated_parameters")]
-    if not found:
-        names = ", ".join(dict.fromkeys(package.__name__ for package in packages))
-        raise AttributeError(f"expected a function replicated_parameters in a package of the wrapper's class: {names}")
-    block: Callable[[nn.Module], AbstractContextManager[None]] = found[0].replicated_parameters
-    return block
 
 
 @program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
@@ -304,7 +271,10 @@ def replicated_views(ctx: RankContext) -> None:
     before = dict(module.named_parameters())
     storage = module.first.weight.data_ptr()
     model: Any = ctx.wrap(module)
-    with _replicated_parameters_of(type(model))(model):
+    replicated = offered_beside(type(model), "replicated_parameters")
+    if replicated is None:
+        raise AttributeError(f"expected a function replicated_parameters in the package of {type(model)}")
+    with replicated(model):
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
     ctx.observe("seen", sorted({placements for placements, _ in module.seen}))
     ctx.observe("same_storage", all(pointer == storage for _, pointer in module.seen))
@@ -318,8 +288,6 @@ def _replicated(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _SharedSum(torch.autograd.Function):
-    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -343,7 +311,6 @@ class _Centred(nn.Module):
         self.last = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
         total: Any = _SharedSum.apply(hidden.sum(0), group)
         output: Tensor = self.last(hidden + total)
@@ -359,9 +326,6 @@ def synchronised_statistics(ctx: RankContext) -> None:
         turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), ctx.process_group)))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
-
-
-synchronised_statistics.expects(truth_of)
 
 
 class _WithGhost(Counting):
@@ -386,6 +350,3 @@ def misplaced_buffer(ctx: RankContext) -> None:
         lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS),
         refusal=Raises(("ValueError", "RuntimeError"), ("ghost",)),
     )
-
-
-misplaced_buffer.expects(truth_of)

@@ -1,6 +1,4 @@
-"""Program `any_backward`: a way to run a backward, with something in `.grad` and somebody who looks on."""
-
-from __future__ import annotations
+"""Program `any_backward`: a way to run a backward, with something in `.grad` and hooks that observe it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
-from conformance.truth.steps import gradients
+from conformance.programs import RankContext, program, rank_step
 
 _WIDTH = 3
 #: In the first ones a DDP may communicate otherwise, because it learns.
@@ -34,7 +28,6 @@ class Layers(nn.Module):
         self.last = nn.Linear(_WIDTH, 2, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.first(hidden))
         return output
 
@@ -47,20 +40,16 @@ class _Turn:
     model: Any
 
     def inputs(self, micro: int = 0) -> Tensor:
-        """Return a batch that asks for a gradient."""
         return self.rank.inputs(2, _WIDTH, micro=micro).requires_grad_()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the model makes of a batch."""
         output: Tensor = self.rank.forward(self.model, inputs)
         return output
 
     def loss(self, micro: int = 0) -> Tensor:
-        """Return the loss of a batch of its own."""
         return self.rank.loss(self.forward(self.inputs(micro)), micro)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Run a backward that accumulates."""
         self.rank.backward(loss, **options)
 
     def differentiate(self, loss: Tensor, by: Sequence[Tensor]) -> None:
@@ -184,7 +173,7 @@ def _zero(turn: _Turn) -> None:
         parameter.grad = torch.zeros_like(parameter)
 
 
-#: What stands in `.grad` before.
+#: What `.grad` holds before.
 STATES: Mapping[str, Callable[[_Turn], None]] = {
     "none": lambda turn: _set(turn, ()),
     "zeros": _zero,
@@ -246,11 +235,7 @@ def any_backward(ctx: RankContext) -> None:
         STATES[ctx.arguments["state"]](turn)
         with _looking_on(ctx, module, seen):
             run(turn)
-        for name, value in gradients(f"step{index}", module).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"step{index}", module)
         ctx.observe(f"step{index}/seen", sorted(seen, key=lambda each: each.flatten().tolist()))
     issued = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(issued), must=num_averages * len(list(module.parameters())))
-
-
-any_backward.expects(truth_of)

@@ -1,24 +1,22 @@
 """Program `compiled`: runs any other program, and compiles every module that it wraps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling, graphs
+from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, CompileOrder, compiling, graphs
 from conformance.errors import present
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import get_program, program
+from conformance.programs import RankContext, program
+from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
 
-@program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+@program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD, speaks_for=OF_WARNINGS)
 def compiled(ctx: RankContext) -> None:
     """Run the program that argument `program` names; argument `compile` (`CompileOrder`) says how to compile.
 
-    Observes what that program observes, and `compiled/num_captured`, how many graphs Dynamo captured, and
+    Observes what that program observes, `warnings`, and `compiled/num_captured`, how many graphs Dynamo captured, and
     `compiled/num_in_graphs`, how many reductions are nodes of the graphs that code was generated for. Arguments:
     `num_captured`, the least and the most there may be; `averages`, "graph" where graphs must reduce and "reducer"
     where they must not; `num_in_graphs`, exactly how many reductions graphs must have. All ranks run it.
@@ -37,7 +35,7 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     uncompiled = scenario.replace(program=scenario.arguments["program"])
     expectation = present(get_program(scenario.arguments["program"]).expectation)
     facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(uncompiled).items()}
-    judged: dict[str, Any] = {"compiled/num_captured": count, **_judged_reductions(scenario)}
+    judged: dict[str, Any] = {"compiled/num_captured": count, **QUIET, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}
 
 

@@ -1,7 +1,5 @@
 """Program `compiled_case`: compiled modules whose graphs are more than a sequence of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.chapters.compiled.compiling import PRELOAD, compiling, graphs
+from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, compiling, graphs
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
 
@@ -40,7 +36,6 @@ class Weighty(nn.Module):
         self.ballast = nn.Parameter(torch.ones(2**18))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of the inputs' width."""
         output: Tensor = self.layer(inputs) + self.ballast[:_WIDTH]
         return output
 
@@ -58,7 +53,6 @@ class Three(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Any:
-        """Return what the case returns."""
         return CASES[self.case](self, inputs)
 
 
@@ -192,14 +186,18 @@ def _num_steps(scenario: Scenario) -> int:
     return int(scenario.arguments.get("num_steps", 2))
 
 
-@program("compiled_case", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+@program(
+    "compiled_case",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    preload=PRELOAD,
+    speaks_for=OF_WARNINGS,
+)
 def compiled_case(ctx: RankContext) -> None:
     """Train the module that argument `case` names for `num_steps` steps.
 
     Arguments: `frozen` parameters; `batches`, the numbers of rows by turns, `by_rank` for each rank in another order;
-    `num_captured`, the least and the most that the backend may be given. Observes gradients, outputs and
-    `compiled/num_captured`.
-    All ranks run it.
+    `num_captured`, the least and the most that the backend may be given. Observes gradients, outputs, `warnings` and
+    `compiled/num_captured`. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     with compiling(ctx) as (inside, watch):
@@ -213,5 +211,5 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _num_steps(scenario))
     least, most = scenario.arguments.get("num_captured", (1, 1000))
-    judged: Facts = {"compiled/num_captured": graphs(least, most)}
+    judged: Facts = {"compiled/num_captured": graphs(least, most), **QUIET}
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from conformance.errors import ScenarioError
+from conformance.observation import Facts
+from conformance.programs import observing_warnings
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
@@ -35,6 +37,9 @@ REDUCTIONS_IN_GRAPHS = frozenset(
     f"_c10d_functional.{name}.default"
     for name in ("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_")
 )
+#: What an ordinary training owes, when it is compiled, besides its own facts; and the requirement that asks for it.
+QUIET: Facts = {"warnings": []}
+OF_WARNINGS = {"warnings": ("GRAD-07",)}
 WAYS = ("wrapper", "in_place", "before", "inner", "function")
 BACKENDS = ("eager", "aot_eager", "inductor", "callable", "watched")
 
@@ -77,7 +82,6 @@ class GraphWatch:
     """What the compiler received: the graphs that Dynamo captured, and those for which it generated code."""
 
     def __init__(self) -> None:
-        """Start with no graphs."""
         self.captured: list[torch.fx.GraphModule] = []
         self.generated: list[torch.fx.GraphModule] = []
 
@@ -124,14 +128,13 @@ class OwnSequence(nn.Sequential):
     """A sequence of layers in a class of ours: Dynamo does not start a capture in frames of torch's own classes."""
 
     def forward(self, hidden: Any) -> Any:
-        """Run the layers one after the other."""
         for layer in self:
             hidden = layer(hidden)
         return hidden
 
 
 class _CompiledFunction:
-    """A compiled function that calls a wrapped module; whatever else is asked for, the wrapped module answers."""
+    """A compiled function that calls a wrapped module; the wrapped module answers for every other attribute."""
 
     def __init__(self, model: nn.Module, compile_: Callable[..., Any]) -> None:
         self.model = model
@@ -148,7 +151,6 @@ class CompilingContext(RankContext):
     """A `RankContext` that compiles every module it wraps, as an order says; facts and phases are those of `ctx`."""
 
     def __init__(self, ctx: RankContext, order: CompileOrder, watch: GraphWatch) -> None:
-        """Wrap `ctx`."""
         self.__dict__.update(ctx.__dict__)
         self.uncompiled = ctx
         self._order = order
@@ -176,7 +178,6 @@ class CompilingContext(RankContext):
         return self.compile(wrapped) if way == "wrapper" else wrapped
 
     def compile(self, call: Any) -> Any:
-        """Return `call` compiled as the order says."""
         return torch.compile(call, **self.keywords())
 
     @contextlib.contextmanager
@@ -202,7 +203,7 @@ def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]
     """Provide a context that compiles what it wraps, with torch's compiler settings as the scenario orders.
 
     It resets torch's compiler before and after the block, and restores torch's settings. Inductor keeps generated code
-    in its usual cache, so that ranks and scenarios share it. Every rank must enter it.
+    in its usual cache, so that ranks and scenarios share it. Observes `warnings`. Every rank must enter it.
     """
     order = CompileOrder.of(ctx.scenario)
     if order.backend == "inductor" and (reason := _no_code_generation()):
@@ -212,6 +213,7 @@ def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]
         stack.enter_context(_fresh_compiler())
         stack.enter_context(torch._dynamo.config.patch(optimize_ddp=REDUCTIONS[order.reduction]))
         stack.enter_context(_inductor_settings(order))
+        stack.enter_context(observing_warnings(ctx))
         yield CompilingContext(ctx, order, watch), watch
 
 

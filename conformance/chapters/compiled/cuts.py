@@ -1,7 +1,5 @@
 """Program `compiled_cuts`: where the compiler splits the graph of a module, and what its backward does there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,19 +11,18 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import certain
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
+_step = step_on(3)
 
 
 def _build(scenario: Scenario) -> Stack:
     sizes = list(scenario.arguments["sizes"])
-    certain(len(set(sizes)) == len(sizes), "vectors are told apart by their lengths")
+    certain(len(set(sizes)) == len(sizes), "vectors have different lengths")
     module = Stack(sizes, [scenario.dtype] * len(sizes), range(len(sizes)))
     for position in scenario.arguments.get("frozen", ()):
         module.vectors[position].requires_grad_(False)
@@ -35,28 +32,24 @@ def _build(scenario: Scenario) -> Stack:
     return module
 
 
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
-
-
 @program("compiled_cuts", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
 def compiled_cuts(ctx: RankContext) -> None:
     """Train two steps of a `Stack`, whose vectors are used in the order of registration.
 
     Arguments: `sizes`, their lengths; positions that are `frozen` or `ignored`. Observes gradients; `parts`, for each
     graph that the backend was given the positions of the vectors in it; and `begun_before_last`, how many all-reduces
-    of the second step were issued when the last gradient came, and `buckets`, how many elements each of them has: those
-    of a part's vectors. All ranks run it.
+    of the second step were issued when the last gradient arrived, and `buckets`, how many elements each has: those of
+    a part's vectors. All ranks run it.
     """
     sizes = list(ctx.arguments["sizes"])
     module: Any = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
     before = 0
 
-    def last_gradient_comes(_: Tensor) -> None:
+    def last_gradient_arrives(_: Tensor) -> None:
         begun.append(sum(map(is_gradient, ctx.collectives()[before:])))
 
-    next(module.vectors[position] for position in _reduced(ctx.scenario)).register_hook(last_gradient_comes)
+    next(module.vectors[position] for position in _reduced(ctx.scenario)).register_hook(last_gradient_arrives)
 
     with compiling(ctx) as (inside, watch):
         model = inside.wrap(module)
@@ -75,7 +68,6 @@ def compiled_cuts(ctx: RankContext) -> None:
 
 
 def _lengths(graph: torch.fx.GraphModule) -> set[int]:
-    """Return the lengths of the vectors among a graph's inputs."""
     values = [node.meta.get("example_value", node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
     return {value.numel() for value in values if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 3}
 
@@ -100,7 +92,7 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
             place += 1
         parts.insert(0, sorted(order[start:place]))
     starts = [part[0] for part in parts]
-    starts[0] = 0  # what comes before the last gradient stays in the part of the last bucket
+    starts[0] = 0  # what precedes the last gradient stays in the part of the last bucket
     whole = [list(range(start, end)) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
     judged: Facts = {"parts": whole}
     if scenario.world_size > 1:  # alone, there may be nothing to reduce

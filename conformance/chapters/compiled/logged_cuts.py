@@ -1,7 +1,5 @@
 """Program `logged_cuts`: what torch's logging switches show of the cuts in a compiled graph."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +9,15 @@ from torch._logging._internal import set_logs
 from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bucket_traffic import Stack
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
-#: Lengths of float32 vectors that fill a bucket of 1 MiB each, and are told apart by their bytes.
+#: Lengths of float32 vectors that fill a bucket of 1 MiB each, each of another number of bytes.
 _SIZES = (2**18, 2**18 + 1, 2**18 + 2)
 
-#: Switch of `TORCH_LOGS` -> what torch takes for it, and what every DDP tells then.
+#: Switch of `TORCH_LOGS` -> what `set_logs` takes for it, and what every DDP must log then.
 _SWITCHES: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "+dynamo": ({"dynamo": logging.DEBUG}, tuple(str(4 * size) for size in _SIZES)),
     "ddp_graphs": ({"ddp_graphs": True}, ("submod_0", "submod_1", "submod_2")),
@@ -32,7 +28,7 @@ _SWITCHES: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def logged_cuts(ctx: RankContext) -> None:
     """Train two steps of three vectors that fill a bucket each, with argument `switch` of `TORCH_LOGS`.
 
-    Observes `told`, whether stderr tells of each bucket: by its bytes, or by the graph of its part. All ranks run it.
+    Observes `told`, whether stderr names each bucket: by its bytes, or by the graph of its part. All ranks run it.
     """
     module = Stack(list(_SIZES), [ctx.scenario.dtype] * len(_SIZES), range(len(_SIZES)))
     with_integer_weights(module, ctx.scenario.seed).to(ctx.device)

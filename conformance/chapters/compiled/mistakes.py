@@ -1,7 +1,5 @@
 """Program `compiled_mistake`: user errors under torch.compile, which must raise with a remedy and do no damage."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from conformance.chapters.compiled.compiling import PRELOAD, CompilingContext, compiling
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import gradients, simulate_steps
@@ -35,7 +31,6 @@ class Forgetful(nn.Module):
         with_integer_weights(self)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return what the layers that are there make of rows of 3."""
         for layer in self.layers:
             if self.breaks:
                 torch._dynamo.graph_break()
@@ -166,8 +161,8 @@ def compiled_mistake(ctx: RankContext) -> None:
         try:
             module = _MISTAKES[ctx.arguments["mistake"]].make(inside)
         except Exception as error:
-            told = Raised.of(error, traceback.format_exc())
-            ctx.observe("answer", Raised(told.type, told.bases, _in_full(error), told.traceback))
+            raised = Raised.of(error, traceback.format_exc())
+            ctx.observe("answer", Raised(raised.type, raised.bases, _in_full(error), raised.traceback))
         else:
             ctx.observe("answer", None if module is None else gradients("step0", module))
         module = Forgetful().to(ctx.device)

@@ -1,7 +1,5 @@
 """Program `compiled_pair`: one compiled step with two wrapped modules, of two process groups and two dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +12,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.exact import exact_mean
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 
@@ -25,7 +21,7 @@ _WIDTHS = ((3, 4), (4, 2))
 
 
 class Half(nn.Module):
-    """One of the two modules: a layer that takes inputs of whatever dtype and answers in its own."""
+    """One of the two modules: a layer that takes inputs of any dtype and answers in its own."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -33,7 +29,6 @@ class Half(nn.Module):
         self.last = nn.Linear(inputs, outputs, dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of the outputs' width."""
         output: Tensor = self.last(self.first(inputs.to(self.first.weight.dtype)))
         return output
 

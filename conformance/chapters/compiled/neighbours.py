@@ -1,7 +1,5 @@
 """Program `compiled_neighbours`: what compiling a wrapped module must not change in the rest of the process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +8,7 @@ import torch
 from conformance.chapters.compiled.cases import Three
 from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 
@@ -43,7 +39,6 @@ def compiled_neighbours(ctx: RankContext) -> None:
 
 
 def _settings() -> dict[str, Any]:
-    """Return torch's compiler settings as texts, by name."""
     import torch._functorch.config
     import torch._inductor.config
 

@@ -1,10 +1,8 @@
-"""Program `compiled_overlap`: how many reductions a compiled backward has issued when it comes to the last gradient.
+"""Program `compiled_overlap`: how many reductions a compiled backward has issued when it reaches the last gradient.
 
 Each layer is followed by an operator of our own, opaque to compilers, whose backward notes what has been issued so far.
 The gradients of a layer are computed behind it.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +15,8 @@ from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
+from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 from conformance.truth.steps import simulate_steps
@@ -27,14 +24,16 @@ from conformance.truth.steps import simulate_steps
 _NUM_STEPS = 3
 _NUM_LAYERS = 4
 _WIDTH = 4
+_LAYER_BYTES = 4 * _WIDTH * (_WIDTH + 1)
 
 #: What the backward of a mark calls with the place of its layer.
 _listeners: list[Callable[[int], None]] = []
+_step = step_on(3, _WIDTH)
 
 
 @torch.library.custom_op("ddp_conformance::mark", mutates_args=())
 def mark(hidden: Tensor, place: int) -> Tensor:
-    """Return `hidden`; when its gradient comes, the listeners hear of `place`."""
+    """Return `hidden`; when its gradient arrives, the listeners are called with `place`."""
     return hidden.clone()
 
 
@@ -60,7 +59,7 @@ mark.register_autograd(lambda ctx, gradient: (_mark_backward(gradient, ctx.place
 
 @contextlib.contextmanager
 def listening(listener: Callable[[int], None]) -> Iterator[None]:
-    """Call `listener` with the place of every mark that a backward comes to while the block runs."""
+    """Call `listener` with the place of every mark that a backward reaches while the block runs."""
     _listeners.append(listener)
     try:
         yield
@@ -77,7 +76,6 @@ class Marked(nn.Module):
         self._last_first = last_first
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for place, layer in enumerate(reversed(self.layers) if self._last_first else self.layers):
             hidden = mark(layer(hidden), place)
         return hidden
@@ -87,15 +85,11 @@ def _build(scenario: Scenario) -> nn.Module:
     return with_integer_weights(Marked(last_first=bool(scenario.arguments.get("last_first"))), scenario.seed)
 
 
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, _WIDTH))))
-
-
 @program("compiled_overlap", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
 def compiled_overlap(ctx: RankContext) -> None:
-    """Train three steps of layers that fill a bucket each; with `last_first` they run in reverse order of registration.
+    """Train three steps of layers of 80 bytes each; with `last_first` they run in reverse order of registration.
 
-    Observes gradients, and `begun`: how many reductions the last step had issued when its backward came to the first
+    Observes gradients, and `begun`: how many reductions the last step had issued when its backward reached the first
     layer, whose gradients are the last. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
@@ -119,6 +113,6 @@ def compiled_overlap(ctx: RankContext) -> None:
 @compiled_overlap.expects
 def _early(scenario: Scenario) -> Mapping[int, Facts]:
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
-    least = _NUM_LAYERS - 1
-    early = at_least(least, f"of {_NUM_LAYERS}")
+    num_buckets = len(filled_buckets([_LAYER_BYTES] * _NUM_LAYERS, caps_of(scenario.options)))
+    early = at_least(num_buckets - 1, f"of {num_buckets}")
     return {rank: {**facts, "begun": early} for rank, facts in truth.items()}

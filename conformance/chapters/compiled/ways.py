@@ -1,10 +1,8 @@
 """Program `compiled_ways`: what is compiled is the wrapper, or lies inside: the module, parts of it, a function.
 
 The module is a row of layers that fill a bucket each, in two halves. Each layer is followed by a mark, at which a
-backward tells how many reductions have been issued.
+backward notes how many reductions have been issued.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,21 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.chapters.compiled.compiling import PRELOAD, CompilingContext, compiling
+from conformance.chapters.compiled.compiling import OF_WARNINGS, PRELOAD, QUIET, CompilingContext, compiling
 from conformance.chapters.compiled.overlap import listening, mark
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 from conformance.truth.steps import simulate_steps
 
 _WIDTH = 3
 _NUM_LAYERS = 4
-#: More than torch compiles a function anew for, so that a way that compiles in every step is found out.
+#: More than torch recompiles a function for, so that a way that compiles in every step is found out.
 _NUM_STEPS = 20
 #: How many steps are compared with the truth. After them nothing may be compiled any more: buckets are as they stay,
 #: and batches have had two sizes.
@@ -43,7 +39,6 @@ class Heavy(nn.Module):
         self.weight = nn.Parameter(torch.ones(2**18))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         return hidden * self.weight[:_WIDTH]
 
 
@@ -57,7 +52,6 @@ class Half(nn.Module):
         self._breaks = breaks
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for place, layer in zip(self._places, self.layers, strict=True):
             hidden = mark(layer(hidden), place)
             if self._breaks:
@@ -74,7 +68,6 @@ class Row(nn.Module):
         self.halves = nn.ModuleList(Half(places, breaks) for places in (range(middle), range(middle, _NUM_LAYERS)))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         for half in self.halves:
             hidden = half(hidden)
         return hidden
@@ -93,7 +86,6 @@ class Around(nn.Module):
         self._call = call
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         return self._call(hidden)
 
 
@@ -145,7 +137,7 @@ INSIDE: Mapping[str, Callable[[Row, _Keywords], None]] = {
 def _regions(module: Any, keywords: _Keywords) -> Any:
     """Return a copy of `module` with each block of a list compiled, and each part that is in no list and holds none.
 
-    It is as accelerate's regional compilation: whatever lies around the blocks is copied, the wrapper too if it was
+    It is as accelerate's regional compilation: all modules around the blocks are copied, the wrapper too if it was
     there before, and shares all but its parts with what it is a copy of. Nothing keeps the latter.
     """
     if isinstance(module, nn.ModuleList):
@@ -169,7 +161,6 @@ class Redirected:
         self._model = model
 
     def __call__(self, hidden: Tensor) -> Any:
-        """Return what the wrapper returns."""
         row, forward = self._row, self._row.forward
 
         def training_step(hidden: Tensor) -> Any:
@@ -226,9 +217,7 @@ def _wrap_compiled(inside: CompilingContext, row: Row, scenario: Scenario) -> An
 
 
 def _build(scenario: Scenario) -> Row:
-    row = Row(bool(scenario.arguments.get("breaks")))
-    with_integer_weights(row, scenario.seed)
-    return row
+    return with_integer_weights(Row(bool(scenario.arguments.get("breaks"))), scenario.seed)
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
@@ -237,16 +226,21 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, inputs)))
 
 
-@program("compiled_ways", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+@program(
+    "compiled_ways",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    preload=PRELOAD,
+    speaks_for=OF_WARNINGS,
+)
 def compiled_ways(ctx: RankContext) -> None:
     """Train a row of layers that fill a bucket each, for 20 steps.
 
     Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
     order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
     `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given.
-    Observes gradients, `begun`, how many reductions the last step had issued when its backward came to each layer, the
-    last layer first, `num_issued`, how many it issued in all, and `num_graphs` after the first steps and after all. All
-    ranks run it.
+    Observes gradients, `begun`, how many reductions the last step had issued when its backward reached each layer, the
+    last layer first, `num_issued`, how many it issued in all, `num_graphs` after the first steps and after all, and
+    `warnings`. All ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
@@ -289,6 +283,7 @@ def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
     least = list(range(_NUM_LAYERS))
     judged: dict[str, Any] = {
+        **QUIET,
         "begun": Satisfies(f"at least {least}", _are_at_least, (least,)),
         "num_issued": _NUM_LAYERS,
     }

@@ -1,7 +1,5 @@
 """Program `compiled_step`: a function that runs forward and backward of a step is compiled, and not the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +9,7 @@ from torch import nn
 from conformance.chapters.compiled.compiling import PRELOAD, OwnSequence, compiling
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import simulate_steps
 

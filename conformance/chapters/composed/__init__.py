@@ -1,1 +1,1 @@
-"""Chapter composed: trainings that nobody wrote down."""
+"""Chapter composed: random trainings."""

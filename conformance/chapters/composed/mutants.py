@@ -1,7 +1,5 @@
 """Mutants of chapter composed: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import random
 import threading
 import weakref
@@ -61,14 +59,14 @@ def KeepsDroppedGradients(reduction: Reduction, forget_dropped: Call) -> None:
 
 @replaces(Reducer, "check_finished")
 def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
+    """BUG: a rank whose backward raised before its first gradient continues, also if another's raised later."""
     reducer.raised_early = False
     check_finished()
 
 
 @replaces(Reducer, "announce")
 def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
-    """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
+    """BUG: ranks exchange what they expect when a bucket is full; if one raises before, the others wait."""
     if not reducer.ranks_may_differ:
         expect()
 
@@ -116,7 +114,7 @@ def CopyForgetsLayouts(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None
 
 @replaces(Ours, "attach_reducer", "__getstate__")
 def TakesStandInsForAll(ddp: Ours, call: Call, *args: Any) -> Any:
-    """BUG: a parameter that was replaced behind stand-ins trains locally, and a copy knows no other."""
+    """BUG: a parameter that was replaced behind stand-ins trains locally, and a copy contains no other."""
     with mock.patch.object(ParameterWatch, "check_hidden"):
         return call(*args)
 
@@ -130,7 +128,7 @@ def AveragesWhatIsFrozen(reduction: Reduction, collected: Call, bucket: Bucket) 
 
 @replaces(Reducer, "reset")
 def ForgetsMissingGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
-    """BUG: with the group's update the reducer forgets that gradients were missing, and nobody was told."""
+    """BUG: with the group's update the reducer forgets that gradients were missing, and reports nothing."""
     reducer.reduction.iteration.enter(Event.RESET)
     reset(group)
 
@@ -171,7 +169,7 @@ def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
 
 @replaces(Reduction, "collect")
 def SendsNothingForFrozen(reduction: Reduction, collected: Call, bucket: Bucket) -> Any:
-    """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
+    """BUG: a sparse gradient that never arrived, because its parameter was frozen, is handed out without an entry."""
     unused = set(reduction.iteration.unused)
     buffer = collected(bucket)
     if bucket.sparse:
@@ -194,7 +192,7 @@ def DrawsRandomNumbers(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
 
 @replaces(Ours, "forward")
 def DrawsNumbersOfNumPy(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: each forward draws from NumPy's random generator, so that the user's data come in another order."""
+    """BUG: each forward draws from NumPy's random generator, so that the user's data are drawn in another order."""
     np.random.rand()
     return forward(*inputs, **kwargs)
 

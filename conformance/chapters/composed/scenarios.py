@@ -3,8 +3,6 @@
 The others are what random trainings have found: they stay, whatever the grammar draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Grid
@@ -33,11 +31,11 @@ _SEED = 0
 _FOUND: tuple[tuple[Training, Variant], ...] = (
     # Rank 0 alone gets a dense gradient where a sparse one was expected.
     (Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("penalty", "rank_0"))), PLAIN),
-    # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients come twice.
+    # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients arrive twice.
     (Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)), PLAIN),
     # A gradient is accumulated and dropped, and the parameter is unused afterwards.
     (Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)), PLAIN),
-    # A backward raises on every rank; only on rank 0 gradients had come.
+    # A backward raises on every rank; only on rank 0 gradients had arrived.
     (Training((Block(), Block(), Block(when="rank_0")), actions=(Action("fail", "backward"),)), PLAIN),
     # The copy of rank 0 is made while parameters are frozen there.
     (Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))), PLAIN),
@@ -61,11 +59,8 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         PLAIN,
     ),
-    # A backward raises on every rank; on rank 1 alone a gradient had come, which waits for what rank 0 will not use.
-    (
-        Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)),
-        SKIPPING,
-    ),
+    # A backward raises on every rank; on rank 1 alone a gradient had arrived, which waits for what rank 0 will not use.
+    (Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)), SKIPPING),
     # A backward raises on every rank before any gradient, and the next one averages all.
     (Training((Block(),), actions=(Action("fail", "backward"),)), SKIPPING),
     # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
@@ -78,7 +73,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         VIEW,
     ),
-    # On rank 0 alone the data of a parameter are laid out anew.
+    # On rank 0 alone the data of a parameter are laid out again.
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), PLAIN),
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), VIEW),
     (Training((Block(),), actions=(Action("relayout", "rank_0"), Action("copy", "pickle"))), PLAIN),
@@ -104,7 +99,7 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
         ),
         NO_UNUSED,
     ),
-    # torch.autograd.grad comes back to an earlier forward, in which only some ranks used parameters.
+    # torch.autograd.grad returns to an earlier forward, in which only some ranks used parameters.
     (
         Training(
             (Block(),),
@@ -144,15 +139,9 @@ _FOUND: tuple[tuple[Training, Variant], ...] = (
     # A second wrapper, of which only the first one's ranks differ in what they use.
     (Training((Block(when="rank_0"),), beside=Beside(options=UNUSED.options)), PLAIN),
     # Two wrappers share a layer, each in a group of its own, and one hands out before the other collects.
-    (
-        Training((Block(),), beside=Beside(shares=True, own_group=True)),
-        VIEW | NO_UNUSED,
-    ),
+    (Training((Block(),), beside=Beside(shares=True, own_group=True)), VIEW | NO_UNUSED),
     # The user communicates within backward; from the second step on rank 0 alone uses a block.
-    (
-        Training((Block(), Block(when="rank_0_later"), Block()), exchange=Exchange("both", 6, 0)),
-        EACH_ALONE,
-    ),
+    (Training((Block(), Block(when="rank_0_later"), Block()), exchange=Exchange("both", 6, 0)), EACH_ALONE),
     (Training((Block(), Block(when="rank_0_later")), exchange=Exchange("backward", 4, 0)), EACH_ALONE),
 )
 

@@ -1,7 +1,5 @@
 """Program `circumstances`: a module is wrapped and trained where and when a user may, and its averages are the same."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,19 +9,12 @@ from torch import nn
 
 from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
-from conformance.scenario import Scenario
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 
 _NUM_STEPS = 2
 #: The step of what is trained before: its data are no other step's.
 _BEFORE = _NUM_STEPS
-
-
-def _ordinary(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+_ordinary = step_on(4, 3)
 
 
 def _after_a_wrapper(ctx: RankContext, module: nn.Module) -> nn.Module:
@@ -62,7 +53,7 @@ def _evaluated_first(ctx: RankContext, module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Circumstance:
-    """How a module comes to be wrapped, and within what the wrapping and each step run: see `run_within`."""
+    """How a module is wrapped, and within what the wrapping and each step run: see `run_within`."""
 
     wrap: Callable[[RankContext, nn.Module], nn.Module] = RankContext.wrap
     wraps_in: str = ""
@@ -87,10 +78,6 @@ CIRCUMSTANCES: Mapping[str, Circumstance] = {
 }
 
 
-def _build(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), scenario.seed)
-
-
 @program("circumstances", invariants=("leaves_no_trace",))
 def circumstances(ctx: RankContext) -> None:
     """Wrap a module and train it for some steps, in the circumstances that argument `circumstance` names.
@@ -98,13 +85,10 @@ def circumstances(ctx: RankContext) -> None:
     Observes the gradients of each step. All ranks run it.
     """
     around = CIRCUMSTANCES[ctx.arguments["circumstance"]]
-    module = _build(ctx.scenario).to(ctx.device)
+    module = with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ctx.scenario.seed).to(ctx.device)
     model = run_within(around.wraps_in, lambda: around.wrap(ctx, module))
 
     def step(model: nn.Module, turn: RankStep) -> None:
         run_within(around.steps_in, lambda: _ordinary(model, turn))
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, _NUM_STEPS))
-
-
-circumstances.expects(truth_of)

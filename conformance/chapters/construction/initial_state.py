@@ -1,10 +1,7 @@
 """Program `initial_state`: what the constructor does with parameters and buffers that differ between ranks."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +11,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
-from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.scenario import Scenario
+from conformance.observation import Raised
+from conformance.programs import RankContext, program
 from conformance.truth.expected import AnyOf, Raises
 
 
@@ -65,9 +59,6 @@ def initial_state(ctx: RankContext) -> None:
     ctx.observe_buffers("start", module)
 
 
-initial_state.expects(truth_of)
-
-
 @program("composite_state", invariants=("leaves_no_trace",))
 def composite_state(ctx: RankContext) -> None:
     """Wrap modules with a frozen parameter and a buffer that are made of two tensors, several times over.
@@ -82,17 +73,12 @@ def composite_state(ctx: RankContext) -> None:
         parts: Any = Raised.of(error, traceback.format_exc())
     else:
         parts = next((found for module in modules if (found := _parts(module)) != _OF_RANK_0), _OF_RANK_0)
-    ctx.observe("parts", parts)
+    allowed = AnyOf(_OF_RANK_0, Raises(mentions=("weight",)), Raises(mentions=("table",)))
+    ctx.observe("parts", parts, must=allowed)
 
 
 #: What `_parts` returns of rank 0's module.
 _OF_RANK_0 = ([10.0] * 9 + [20.0] * 9) * 2 + [0.0] * 15
-
-
-@composite_state.expects
-def _whole_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
-    allowed = AnyOf(_OF_RANK_0, Raises(mentions=("weight",)), Raises(mentions=("table",)))
-    return {rank: {"parts": allowed} for rank in range(scenario.world_size)}
 
 
 def _composite(ctx: RankContext, rank: int) -> nn.Module:
@@ -103,7 +89,7 @@ def _composite(ctx: RankContext, rank: int) -> nn.Module:
     made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
     module[0].weight = nn.Parameter(made[0], requires_grad=False)
     module.register_buffer("table", made[1])
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def _parts(module: Any) -> list[float]:

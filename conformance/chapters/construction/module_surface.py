@@ -1,9 +1,7 @@
 """Program `module_surface`: state_dict, load_state_dict and the walks of `nn.Module`, with all their arguments.
 
-The truth is a module that holds the wrapped one as `module` and does nothing else: what that says, a DDP must say.
+The truth is a module that holds the wrapped one as `module` and does nothing else: what it returns, a DDP must return.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
@@ -16,9 +14,7 @@ from torch import Tensor, nn
 from conformance.models.catalogue import moved
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 WIDTH = 3
@@ -47,15 +43,12 @@ class Versioned(nn.Module):
         self.calls.update([f"before load_state_dict of {prefix}, version {metadata.get('version')}"])
 
     def get_extra_state(self) -> str:
-        """Return what the state dict holds besides tensors."""
         return self.extra
 
     def set_extra_state(self, state: str) -> None:
-        """Take over what a state dict held."""
         self.extra = state
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take and return rows of WIDTH."""
         return inputs @ self.weight
 
 
@@ -72,7 +65,6 @@ class Parts(nn.Module):
         self.tied.weight = self.inner[2].weight  # type: ignore[assignment]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take and return rows of WIDTH."""
         output: Tensor = self.tied(self.again(self.inner(self.first(inputs)))) * self.scale
         return output
 
@@ -168,7 +160,7 @@ def _state_to_load(model: nn.Module, case: str, number: int) -> dict[str, Any]:
     if case != "no metadata":
         state._metadata = saved._metadata
     _CHANGES[case](state)
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def _rename(state: dict[str, Any]) -> None:
@@ -179,7 +171,7 @@ def _reshape(state: dict[str, Any]) -> None:
     state["module.scale"] = torch.zeros(5)
 
 
-#: Names of which an error must tell those that are wrong.
+#: An error must contain the names among these that are wrong.
 _NAMED = ("module.stranger", "module.inner.0.weight", "module.scale", "module.first.frozen")
 
 #: What is done to a state before it is loaded.
@@ -230,7 +222,7 @@ ASPECTS: Mapping[str, Callable[[nn.Module, nn.Module], Mapping[str, Any]]] = {
 }
 
 
-#: When each aspect is observed. Loading comes last, because a state may bring parameters of its own.
+#: When each aspect is observed. Loading is last, because a state may bring parameters of its own.
 MOMENTS = {
     "state_dict": ("constructed", "trained"),
     "load_state_dict": ("trained",),
@@ -239,9 +231,7 @@ MOMENTS = {
 
 
 def _build(scenario: Scenario) -> Parts:
-    module = Parts()
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Parts(), scenario.seed)
 
 
 @program("module_surface", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

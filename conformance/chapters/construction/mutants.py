@@ -1,7 +1,5 @@
 """Mutants of chapter construction: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -23,6 +21,7 @@ from ddp_impl.api import copied_state, distributed
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.replicas import Agreed, Replica, ReplicatedParameter
+from ddp_impl.wire.peers import Peers
 
 
 @replaces(Ours, "attach_reducer")
@@ -46,7 +45,7 @@ def CopiesArguments(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any
 
 @replaces(TorchDDP, "forward")
 def FlattensNamedTuples(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: a named tuple comes out of forward as a plain tuple."""
+    """BUG: forward returns a plain tuple in place of a named one."""
     output = forward(*inputs, **kwargs)
     return tuple(output) if isinstance(output, tuple) else output
 
@@ -110,6 +109,23 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
 
 
 @replaces(Ours, "__init__")
+def ComparesNoOptions(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: ranks may give the options different values, and wait for collectives that others never issue."""
+    describe = replicas.describe
+
+    def without(*args: Any, **options: Any) -> Replica:
+        return dataclasses.replace(describe(*args, **options), options={})
+
+    with mock.patch.object(distributed, "describe", without):
+        init(*args, **kwargs)
+
+
+@replaces(Peers, "refuse_unlike")
+def WaitsForWhoComparesNothing(peers: Peers, refuse_unlike: Call, compares: bool) -> None:
+    """BUG: a rank with `init_sync` waits in the constructor for ranks without it, until the group's timeout."""
+
+
+@replaces(Ours, "__init__")
 def TakesGroupAndMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: of a process group and a device mesh that are both given, the mesh is ignored."""
     if kwargs.get("process_group") is not None:
@@ -127,7 +143,7 @@ def TakesNegativeCaps(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 
 @replaces(Ours, "__init__")
 def SaysNothingOfLazyParameters(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: that a parameter is uninitialised is told in the words of whatever stumbles over it first."""
+    """BUG: an uninitialised parameter is reported by the code that reads it first, in its words."""
     try:
         init(*args, **kwargs)
     except RuntimeError as error:
@@ -194,7 +210,7 @@ def SwapsArguments(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """BUG: `output_device` comes before `device_ids`."""
+    """BUG: `output_device` precedes `device_ids`."""
     init(module, device_ids, output_device, *args, **kwargs)
 
 
@@ -230,7 +246,7 @@ def UsesDefaultGroup(ddp: Ours, synchronise_state: Call, with_buffers: bool, gro
 
 @replaces(Ours, "forward")
 def DetachesKeywords(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: tensors that come by keyword are detached, so that no gradient reaches the caller's."""
+    """BUG: tensors that are passed by keyword are detached, so that no gradient reaches the caller's."""
     return forward(*inputs, **tree_map(_detached, kwargs))
 
 
@@ -304,7 +320,7 @@ def AsksTwice(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
 
 @replaces(Ours, "load_state_dict")
 def NeverStrict(ddp: Ours, load_state_dict: Call, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-    """BUG: load_state_dict accepts whatever names there are."""
+    """BUG: load_state_dict accepts any names."""
     return load_state_dict(state_dict, strict=False, assign=assign)
 
 
@@ -347,8 +363,6 @@ def NamesCollide(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> An
 
 
 class _IgnoringAlike(Ours):
-    """Ignores parameters whose names are alike."""
-
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         ignored: Any = module.__dict__.get("_ddp_params_and_buffers_to_ignore")
         if ignored:
@@ -406,7 +420,7 @@ def _detached_within(value: Any) -> Any:
 
 @replaces(Ours, "forward")
 def WrapsErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: an error of the module's forward comes as a RuntimeError that quotes it."""
+    """BUG: an error of the module's forward becomes a RuntimeError that quotes it."""
     try:
         return forward(*inputs, **kwargs)
     except Exception as error:
@@ -415,7 +429,7 @@ def WrapsErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any
 
 @replaces(Ours, "forward")
 def RaisesErrorsAnew(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: a RuntimeError of the module's forward comes as another one, with the same arguments."""
+    """BUG: a RuntimeError of the module's forward becomes another one, with the same arguments."""
     try:
         return forward(*inputs, **kwargs)
     except RuntimeError as error:
@@ -435,7 +449,7 @@ def RunsForwardInAGenerator(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 @replaces(Ours, "no_sync")
 @contextlib.contextmanager
 def WrapsErrorsUnderNoSync(ddp: Ours, no_sync: Call) -> Iterator[None]:
-    """BUG: an error of the user's that leaves no_sync, be it of a backward, comes as a RuntimeError that quotes it."""
+    """BUG: an error of the user's that leaves no_sync, be it of a backward, becomes a RuntimeError that quotes it."""
     with no_sync():
         try:
             yield
@@ -454,7 +468,7 @@ def ChangesErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> A
 
 
 class TakesMarkedForAveraged(Ours):
-    """BUG: parameters are marked as averaged, and whoever wraps them after that wrapper is gone averages nothing."""
+    """BUG: parameters are marked as averaged, and a later wrapper of them averages nothing."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         parameters = list(module.parameters()) if isinstance(module, nn.Module) else []

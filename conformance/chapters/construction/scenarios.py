@@ -1,10 +1,9 @@
 """Scenarios of chapter construction: the constructor, and the wrapper that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.construction.circumstances import CIRCUMSTANCES
+from conformance.chapters.construction.disagreements import DISAGREEMENTS
 from conformance.chapters.construction.users_errors import MODES, PLACES
 from conformance.chapters.construction.wrong_arguments import MISTAKES
 from conformance.chapters.grid import Grid, Worlds
@@ -55,10 +54,7 @@ _LOCAL = {
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
-_IGNORED = {
-    "root": ("weight", "table", "count"),
-    "child": ("child.weight", "child.bias", "state.mask", "state.hidden"),
-}
+_IGNORED = {"root": ("weight", "table", "count"), "child": ("child.weight", "child.bias", "state.mask", "state.hidden")}
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -69,8 +65,13 @@ def scenarios() -> Iterator[Scenario]:
     yield from _errors()
     yield from _surface()
     yield from _calls()
-    yield from _users_errors()
-    yield from _circumstances()
+    training = arguments("training", mode="training")
+    modes = each("mode", [mode for mode in MODES if mode != "training"])
+    raised = (training.at(1, 2, 3), *modes, training | VIEW, training | _FIND, training | STATIC)
+    for place in PLACES:
+        yield from _grid("CONS-34", f"users-errors-{place}", "users_errors", 2, arguments(place=place), raised)
+    ways = (PLAIN.at(1, 2, 3), _FIND, STATIC, VIEW)
+    yield from _grid("CONS-35", "", "circumstances", 2, each("circumstance", CIRCUMSTANCES), ways)
 
 
 def _state() -> Iterator[Scenario]:
@@ -91,6 +92,12 @@ def _errors() -> Iterator[Scenario]:
     for requirement, mistakes in _LOCAL.items():
         for mistake in mistakes:
             yield from _error(requirement, mistake, 2)
+    for argument, (usual, _) in DISAGREEMENTS.items():
+        # A DDP that lacks the argument lacks the option.
+        given = arguments(dashed(argument), argument=argument) | options(**{argument: usual})
+        odd = arguments("first", odd=0), arguments("last", odd=1)
+        ends = fields(deadline_s=10.0, min_collectives=0)
+        yield from _grid("CONS-41", "", "disagreement", 2, given, odd if argument == "init_sync" else odd[1], ends)
     for mistake in ("no_parameters", "two_device_ids", "lazy", "layer_more_on_last", "dtype", "reordered"):
         yield from _error("CONS-16", mistake, 2, recover=True)
     yield from _error("CONS-16", "layer_less_on_last", 4, recover=True)
@@ -147,16 +154,3 @@ def _calls() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
         yield from _grid("CONS-27", "two-groups", "subgroups", world_size, (PLAIN, _FIND))
     yield from _grid("CONS-40", "group-destroyed", "destroyed_group", (2, 3), (PLAIN, _FIND))
-
-
-def _users_errors() -> Iterator[Scenario]:
-    training = arguments("training", mode="training")
-    modes = each("mode", [mode for mode in MODES if mode != "training"])
-    raised = (training.at(1, 2, 3), *modes, training | VIEW, training | _FIND, training | STATIC)
-    for place in PLACES:
-        yield from _grid("CONS-34", f"users-errors-{place}", "users_errors", 2, arguments(place=place), raised)
-
-
-def _circumstances() -> Iterator[Scenario]:
-    ways = (PLAIN.at(1, 2, 3), _FIND, STATIC, VIEW)
-    yield from _grid("CONS-35", "", "circumstances", 2, each("circumstance", CIRCUMSTANCES), ways)

@@ -1,18 +1,14 @@
 """Programs `subgroups`: two DDPs at once, each in its own group; `destroyed_group`: one that outlives its group."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
+_step = step_on(4, 3)
 
 
 def groups_of(world_size: int) -> list[list[int]]:
@@ -24,10 +20,6 @@ def groups_of(world_size: int) -> list[list[int]]:
 def _build(group: int) -> nn.Module:
     """Return a module of the group's own: different weights and even different shapes."""
     return with_integer_weights(nn.Sequential(nn.Linear(3, 3 + group), nn.Linear(3 + group, 2)), group)
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
 @program("subgroups", invariants=("leaves_no_trace",))
@@ -42,17 +34,11 @@ def subgroups(ctx: RankContext) -> None:
     mine = next(index for index, ranks in enumerate(memberships) if ctx.rank in ranks)
     before = len(ctx.collectives())
     module = _build(mine).to(ctx.device)
-    observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS),
-    )
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS))
     names = {collective.group for collective in ctx.collectives()[before:]}
     ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names, must=True)
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(made[mine])
-
-
-subgroups.expects(truth_of)
 
 
 @program("destroyed_group", invariants=("leaves_no_trace",))
@@ -73,6 +59,3 @@ def destroyed_group(ctx: RankContext) -> None:
     observe_run(
         ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), refusal=Raises(("RuntimeError", "ValueError"))
     )
-
-
-destroyed_group.expects(truth_of)

@@ -1,7 +1,5 @@
 """Program `users_errors`: the user's own code raises in forward or backward, and the caller catches what it raised."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,11 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, rank_step
-from conformance.scenario import Scenario
+from conformance.programs import RankContext, observe_or_refused, program, rank_step, step_on
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
 
@@ -23,13 +17,13 @@ from conformance.truth.steps import gradients
 PLACES = ("forward", "function", "hook")
 #: How the model is used in the step that raises.
 MODES = ("training", "evaluation", "no_sync")
+_ordinary = step_on(4, 3)
 
 
 class BadBatch(Exception):  # noqa: N818 - a user may call it so
     """An exception whose arguments do not say how to make another one."""
 
     def __init__(self, *, index: int, path: str) -> None:
-        """Say which batch it is."""
         super().__init__(f"batch {index}")
         self.path = path
 
@@ -57,17 +51,13 @@ AS_IT_WAS = "the very exception that the module raised, as it was"
 
 
 class _Fails(torch.autograd.Function):
-    """Passes values on in forward and raises in backward."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, error: BaseException) -> Tensor:
-        """Return the same values."""
         ctx.error = error
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Raise the exception that forward was given."""
         raise ctx.error
 
 
@@ -75,7 +65,6 @@ class Failing(nn.Module):
     """Two layers, between which it raises `error` at `place`; nothing while there is no error."""
 
     def __init__(self, place: str) -> None:
-        """Raise at `place`, one of `PLACES`."""
         super().__init__()
         self.first = nn.Linear(3, 3)
         self.last = nn.Linear(3, 2)
@@ -83,7 +72,6 @@ class Failing(nn.Module):
         self.error: BaseException | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = self.first(inputs)
         output: Tensor = self.last(hidden if self.error is None else self._mined(hidden, self.error))
         return output
@@ -92,21 +80,13 @@ class Failing(nn.Module):
         if self.place == "forward":
             raise error
         if self.place == "function":
-            return _Fails.apply(hidden, error)  # type: ignore[no-any-return]
+            return _Fails.apply(hidden, error)
         hidden.register_hook(partial(_raise, error))
         return hidden
 
 
 def _raise(error: BaseException, _: Tensor) -> None:
     raise error
-
-
-def _build(scenario: Scenario) -> Any:
-    return with_integer_weights(Failing(scenario.arguments["place"]), scenario.seed)
-
-
-def _ordinary(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
 def _without_grad(model: nn.Module, inputs: Tensor) -> Any:
@@ -130,7 +110,6 @@ def _in_mode(ctx: RankContext, model: nn.Module, turn: RankStep) -> None:
 
 
 def _caught(run: Callable[[], None]) -> BaseException | None:
-    """Return the exception that `run` raises, of whatever kind; None if it raises nothing."""
     try:
         run()
     except BaseException as error:
@@ -145,7 +124,7 @@ def _looks(error: BaseException) -> dict[str, Any]:
 
 
 def _report(got: BaseException | None, wanted: BaseException, before: Mapping[str, Any]) -> str:
-    """Return `AS_IT_WAS`, or what came instead of `wanted`, which looked like `before`."""
+    """Return `AS_IT_WAS`, or what was raised instead of `wanted`, which looked like `before`."""
     asked = f"{type(wanted).__name__}{wanted.args!r}"
     if got is None:
         return f"nothing, instead of {asked}"
@@ -172,14 +151,14 @@ def users_errors(ctx: RankContext) -> None:
 
 
 def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
-    module = _build(ctx.scenario).to(ctx.device)
+    module: Any = with_integer_weights(Failing(ctx.scenario.arguments["place"]), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
     _ordinary(model, rank_step(ctx, 0))
     module.zero_grad()
     module.error, before = error, _looks(error)
     got = _caught(lambda: _in_mode(ctx, model, rank_step(ctx, 1)))
     if isinstance(got, ENDINGS) and got is not error:
-        raise got  # somebody else ends this process
+        raise got  # something else ends this process
     module.error = None
     ctx.observe(f"{name}/caught", _report(got, error, before), must=AS_IT_WAS)
     model.train()
@@ -192,6 +171,3 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
     # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
     refusal = None if ctx.arguments["place"] == "forward" else Raises(("RuntimeError",), ("finish", "reduc"))
     observe_or_refused(ctx, f"{name}/next", train, refusal)
-
-
-users_errors.expects(truth_of)

@@ -1,7 +1,5 @@
 """Program `construction_error`: arguments that the constructor must reject on every rank, without damage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,15 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
+_good_step = step_on(4, 3)
 
 
 @dataclass(frozen=True)
@@ -189,20 +185,10 @@ MISTAKES: Mapping[str, Mistake] = {
     "two_device_types": Mistake(_two_device_types, Raises(("ValueError",), ("device",))),
     "delay_without_hook": Mistake(_layers, Raises(("ValueError",), _DELAY), _delayed),
     "hook_without_delay": Mistake(
-        _layers,
-        Raises(("ValueError",), _DELAY),
-        _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3))),
+        _layers, Raises(("ValueError",), _DELAY), _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3)))
     ),
     "unknown_option": Mistake(_layers, Raises(("TypeError",), ("bucket_cap_gb",)), _option("bucket_cap_gb", 1)),
 }
-
-
-def _good() -> nn.Module:
-    return with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
-
-
-def _good_step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
 @program("construction_error", invariants=("same_collectives", "leaves_no_trace"))
@@ -215,8 +201,5 @@ def construction_error(ctx: RankContext) -> None:
     with ctx.catching("construct", must=mistake.raises):
         ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
     if ctx.arguments.get("recover"):
-        module = _good().to(ctx.device)
+        module = with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))).to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
-
-
-construction_error.expects(truth_of)

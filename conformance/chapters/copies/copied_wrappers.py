@@ -1,7 +1,5 @@
 """Programs about copies of a wrapper (pickled, deep-copied, saved) and about using its bare module."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io
@@ -19,12 +17,8 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
@@ -44,7 +38,6 @@ class Parts(nn.Module):
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2."""
         with torch.no_grad():
             self.seen += inputs.sum()
         return torch.stack([self.get_submodule(name)(inputs) for name in uses]).sum(0)
@@ -76,13 +69,10 @@ _SETTINGS = (
 
 
 def _build(scenario: Scenario) -> Parts:
-    module = Parts()
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Parts(), scenario.seed)
 
 
 def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> Tensor:
-    """Run forward and backward, and return what forward returned."""
     uses = "ab"
     if scenario.options.get("find_unused_parameters"):
         uses = "a" if (turn.rank + turn.step) % 2 else "ab"
@@ -121,12 +111,8 @@ def copied_wrapper(ctx: RankContext) -> None:
 
 
 def _marks(ctx: RankContext) -> dict[str, Any]:
-    precision = precision_option(ctx.scenario.options)
-    wire = (
-        {"wire": [str(each.communication_dtype).removeprefix("torch.") for each in precision.values()]}
-        if precision
-        else {}
-    )
+    precision = precision_option(ctx.scenario.options).get("mixed_precision")
+    wire = {"wire": [str(precision.communication_dtype).removeprefix("torch.")]} if precision else {}
     return wire | marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
 
 
@@ -214,9 +200,6 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
     return facts
 
 
-copied_wrapper.expects(truth_of)
-
-
 @program("copied_module", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def copied_module(ctx: RankContext) -> None:
     """Take the bare module out of a wrapper that was trained, as argument `case` says, and train it locally.
@@ -240,8 +223,7 @@ def copied_module(ctx: RankContext) -> None:
     for index in range(3):
         bare.zero_grad()
         _backward(ctx.scenario, bare, rank_step(ctx, 10 + index))
-        for name, value in gradients(f"bare{index}", bare).items():
-            ctx.observe(name, value)
+        ctx.observe_gradients(f"bare{index}", bare)
     ctx.observe("num_collectives", len(ctx.collectives()) - before)
     if ctx.arguments["case"] == "copy":
         for name, value in _train(ctx, "original", model, 20).items():
@@ -249,24 +231,15 @@ def copied_module(ctx: RankContext) -> None:
                 ctx.observe(name, value)
 
 
-copied_module.expects(truth_of)
-
-
 @program("copied_in_group", invariants=("leaves_no_trace",))
 def copied_in_group(ctx: RankContext) -> None:
     """Copy a wrapper of another group than the default one as argument `way` says; observe `answer`."""
     group = dist.new_group(list(range(ctx.world_size)))
     model = ctx.wrap(_build(ctx.scenario).to(ctx.device), process_group=group)
-    with ctx.catching("answer"):
+    with ctx.catching("answer", must=Raises(("RuntimeError",), ("default",))):
         WAYS[ctx.arguments["way"]](model)
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(group)
-
-
-@copied_in_group.expects
-def _copied_in_group(scenario: Scenario) -> Mapping[int, Facts]:
-    answer = Raises(("RuntimeError",), ("default",))
-    return {rank: {"answer": answer} for rank in range(scenario.world_size)}
 
 
 @program("carried_state", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -310,8 +283,4 @@ def carried_state(ctx: RankContext) -> None:
         if ctx.world_size > 1:
             reduced = any(map(is_gradient, ctx.collectives()[before:]))
             ctx.observe(f"step{index}/reduced", reduced, must=to != "bare")
-        for name, value in gradients(f"step{index}", fresh).items():
-            ctx.observe(name, value)
-
-
-carried_state.expects(truth_of)
+        ctx.observe_gradients(f"step{index}", fresh)

@@ -1,7 +1,5 @@
 """Program `distributed_checkpoint`: what torch.distributed.checkpoint makes of a wrapper, and another wrapper of it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +13,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.models.integers import integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 
-#: What a checkpoint comes from and goes to, for each argument `way`.
+#: What a checkpoint is saved from and loaded into, for each argument `way`.
 WAYS: Mapping[str, tuple[str, str]] = {
     "same": ("subject", "subject"),
     "to_torch": ("subject", "torch"),
@@ -94,15 +91,9 @@ def recognised_wrapper(ctx: RankContext) -> None:
     """Ask as libraries do whether a wrapper, a copy of it and its subclass are a DDP. All ranks run it."""
     module = _build(ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
-    ctx.observe("isinstance", isinstance(model, TorchDDP))
-    ctx.observe("issubclass", issubclass(type("Derived", (type(model),), {}), TorchDDP))
-    ctx.observe("a_module_is_none", not isinstance(module, TorchDDP))
-    # Tools that know torch's class find in it what torch put there, whoever has been imported.
-    ctx.observe("torchs_class_is_torchs", TorchDDP.__module__ == "torch.nn.parallel.distributed")
-    ctx.observe("torchs_active_module", TorchDDP._get_active_ddp_module())
-
-
-@recognised_wrapper.expects
-def _recognised(scenario: Scenario) -> Mapping[int, Facts]:
-    facts = dict.fromkeys(("isinstance", "issubclass", "a_module_is_none", "torchs_class_is_torchs"), True)
-    return {rank: {**facts, "torchs_active_module": None} for rank in range(scenario.world_size)}
+    ctx.observe("isinstance", isinstance(model, TorchDDP), must=True)
+    ctx.observe("issubclass", issubclass(type("Derived", (type(model),), {}), TorchDDP), must=True)
+    ctx.observe("a_module_is_none", not isinstance(module, TorchDDP), must=True)
+    # Tools that use torch's class find it as torch made it, whatever has been imported.
+    ctx.observe("torchs_class_is_torchs", TorchDDP.__module__ == "torch.nn.parallel.distributed", must=True)
+    ctx.observe("torchs_active_module", TorchDDP._get_active_ddp_module(), must=None)

@@ -1,7 +1,5 @@
 """Program `failing_copies`: two copies of a wrapper, one after the other, of which the first breaks off a backward."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -13,14 +11,13 @@ from torch import Tensor, nn
 
 from conformance.composed.modules import DeliberateError
 from conformance.observation import Facts
+from conformance.programs import RankContext, program
 from conformance.programs.operations.hearsay import Board
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.scenario import Scenario
 
 
 class _Failing(nn.Module):
-    """Two layers; a backward raises behind the last of them, or before it comes to any."""
+    """Two layers; a backward raises behind the last of them, or before it reaches any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +27,6 @@ class _Failing(nn.Module):
             nn.init.ones_(layer.weight)
 
     def forward(self, inputs: Tensor, fails: str = "") -> Tensor:
-        """Return rows of 2."""
         hidden: Tensor = self.first(inputs)
         if fails == "behind":
             hidden.register_hook(_raise)
@@ -46,7 +42,7 @@ def _raise(_: Tensor) -> None:
 
 @program("failing_copies", invariants=("leaves_no_trace",))
 def failing_copies(ctx: RankContext) -> None:
-    """Break off the backward of a copy and drop it; then that of another copy, before any gradient has come.
+    """Break off the backward of a copy and drop it; then that of another copy, before any gradient has arrived.
 
     The other ranks do so when rank 0 has gone on to its next forward. Observes `raised`, what that forward raises, and
     `gradient`, what its backward gives. All ranks run it.
@@ -54,7 +50,7 @@ def failing_copies(ctx: RankContext) -> None:
     inputs = torch.full((1, 3), 1.0 + ctx.rank, device=ctx.device)
     model: Any = ctx.wrap(_Failing().to(ctx.device))
     first = copy.deepcopy(model)
-    first(inputs).sum().backward()  # learns in which order gradients come, and has a bucket for each then
+    first(inputs).sum().backward()  # learns in which order gradients arrive, and has a bucket for each then
     _break_off(first, inputs, "behind")
     del first
     gc.collect()

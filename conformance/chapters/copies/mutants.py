@@ -1,7 +1,5 @@
 """Mutants of chapter copies: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -39,7 +37,7 @@ class CopySharesParameters(Ours):
 
 @replaces(Ours, "__setstate__")
 def CopyForgetsOptions(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
-    """BUG: a copy does not know which parameters and buffers are ignored."""
+    """BUG: a copy ignores no parameters and buffers."""
     setstate({**state, "parameters_to_ignore": set()})
 
 
@@ -62,7 +60,7 @@ def CopiesAnyGroup(ddp: Ours, getstate: Call) -> Any:
 
 @replaces(Ours, "__setstate__")
 def CopyForgetsHook(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
-    """BUG: a copy averages by itself where the original has a comm hook."""
+    """BUG: a copy averages without a hook where the original has a comm hook."""
     setstate({**state, "_comm_hook": None})
 
 
@@ -75,7 +73,7 @@ def CopyStaysInNoSync(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
 
 @replaces(Ours, "__getstate__")
 def CopiesJoinedInSilence(ddp: Ours, getstate: Call) -> Any:
-    """BUG: nobody is told that a copy that was made inside a join context is outside of it."""
+    """BUG: no warning says that a copy made inside a join context is outside of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getstate()
@@ -83,7 +81,7 @@ def CopiesJoinedInSilence(ddp: Ours, getstate: Call) -> Any:
 
 @replaces(Peers, "key_of")
 def CopiesHearEachOther(peers: Peers, key: Call, rank: int) -> str:
-    """BUG: all copies leave their words at one place, so that one takes what another's ranks said for its own's."""
+    """BUG: all copies report under one key, so that one takes the reports of another's ranks for its own's."""
     return f"ddp_impl/copy/{rank}" if "@" in peers.copied_now.rpartition("@")[0] else str(key(rank))
 
 

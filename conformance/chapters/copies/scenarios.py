@@ -1,7 +1,5 @@
 """Scenarios of chapter copies: pickles, deep copies and checkpoints of a wrapper, and its bare module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +31,6 @@ _HOOK = Variant(arguments={"hook": True}, needs=("comm_hook",))
 def _copied(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, moment: str = "trained", **rest: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios in which a wrapper is copied at some moment of a training."""
     at = arguments(moment=moment)
     yield from _pickling(requirement, slug, "copied_wrapper", worlds, ENDS_SOON, *axes, at, **rest)
 
@@ -47,10 +44,7 @@ def scenarios() -> Iterator[Scenario]:
 
 def _wrappers() -> Iterator[Scenario]:
     both = (VIEW | UNUSED | SCALARS_ALONE).named("all")
-    ignored = (
-        arguments("ignored", ignored=["b.weight", "b.bias"]),
-        arguments("ignored-buffer", ignored=["seen"]),
-    )
+    ignored = (arguments("ignored", ignored=["b.weight", "b.bias"]), arguments("ignored-buffer", ignored=["seen"]))
     for way in _WAYS:
         for moment in ("constructed", "trained"):
             at = PLAIN.named(moment)

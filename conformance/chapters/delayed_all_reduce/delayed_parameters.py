@@ -1,7 +1,5 @@
 """Programs about parameters whose all-reduce waits for another parameter's gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +10,9 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
-from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.expected import Raises, Satisfies, at_most
 
 NUM_STEPS = 3
 
@@ -35,7 +29,6 @@ class Chain(nn.Module):
         self.offset = nn.Parameter(torch.empty(2, dtype=dtype))
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.middle(self.first(inputs))) + self.offset
         return output + self.spare(inputs) if with_spare else output
 
@@ -51,7 +44,6 @@ class Tied(nn.Module):
         self.last = nn.Linear(2, 2, dtype=dtype)
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.second(self.first(inputs)))
         return output
 
@@ -65,7 +57,6 @@ class TwoDtypes(nn.Module):
         self.last = nn.Linear(2, 2).double()
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2, in float64."""
         output: Tensor = self.last(self.first(inputs).double())
         return output
 
@@ -146,27 +137,17 @@ def delayed_all_reduce(ctx: RankContext) -> None:
             ctx.observe(f"step{index}/sizes", sizes, must=judged["sizes"])
 
 
-delayed_all_reduce.expects(truth_of)
-
-
 def _holds_once(got: list[int], size: int) -> bool:
     return got.count(size) == 1
 
 
-def _is_at_most(got: int, most: int) -> bool:
-    return got <= most
-
-
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
-    """Return the facts that the collectives of a synchronised backward must give."""
     parameters = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.requires_grad}
     delayed = sum(numel for name, numel in parameters.items() if name in _delayed(scenario, module))
     prompt = sum(parameters.values()) - delayed
     trigger = scenario.arguments["trigger"]
     most = prompt if trigger in _delayed(scenario, module) else prompt - parameters[trigger]
-    facts: dict[str, Any] = {
-        "early": Satisfies(f"at most the {most} elements that need not wait", _is_at_most, (most,))
-    }
+    facts: dict[str, Any] = {"early": at_most(most, "elements, those that need not wait")}
     if scenario.arguments.get("following") and scenario.world_size > 1:
         said = f"one collective of the {delayed} delayed elements"
         facts["before_next"] = Satisfies(said, _holds_once, (delayed,))
@@ -227,13 +208,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], Mapping[str, Any]], Raises]] = {
 @program("delayed_all_reduce_refusal", invariants=("leaves_no_trace",))
 def delayed_all_reduce_refusal(ctx: RankContext) -> None:
     """Wrap with the arguments that argument `case` names; observe the exception as `construct`. All ranks run it."""
-    arguments, _ = _REFUSED[ctx.arguments["case"]]
+    arguments, answer = _REFUSED[ctx.arguments["case"]]
     module = Chain().to(ctx.device)
-    with ctx.catching("construct"):
+    with ctx.catching("construct", must=answer):
         ctx.wrap(module, **arguments(module))
-
-
-@delayed_all_reduce_refusal.expects
-def _refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    _, answer = _REFUSED[scenario.arguments["case"]]
-    return {rank: {"construct": answer} for rank in range(scenario.world_size)}

@@ -1,7 +1,5 @@
 """Mutants of chapter delayed_all_reduce: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

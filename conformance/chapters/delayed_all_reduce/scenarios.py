@@ -1,7 +1,5 @@
 """Scenarios of chapter delayed_all_reduce: the DDP reduces some gradients only after a chosen one is ready."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ from conformance.scenario import Scenario
 _grid = Grid("delayed_all_reduce", Variant(needs=("delay_all_reduce",)))
 
 _VARIANTS = (PLAIN, VIEW, SCALARS_ALONE)
-#: The usual case: the last layer's gradients, which come first, wait until the first layer's is there.
+#: The usual case: the last layer's gradients, which arrive first, wait until the first layer's has arrived.
 _LAST = arguments(delayed=["last.weight", "last.bias"])
 
 

@@ -1,7 +1,5 @@
 """Program `device_memory`: how much of the device's memory a DDP needs, in a step, between steps and afterwards."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +9,7 @@ from torch import nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_most
 
@@ -81,7 +77,6 @@ def _measured(ctx: RankContext, wrap: Any) -> tuple[int, int, int, int]:
 
 
 def _let_go(device: torch.device) -> None:
-    """Free what nobody needs."""
     _drop_last_backward(device)
     gc.collect()
     torch.accelerator.synchronize(device)

@@ -1,10 +1,8 @@
-"""Program `dropped_backward`: a forward begins while threads of autograd have not let go of a backward that raised.
+"""Program `dropped_backward`: a forward begins while threads of autograd have not dropped a backward that raised.
 
-They let go of it a moment after its caller has caught the exception. Here the moment lasts until the other ranks have
+They drop it a moment after its caller has caught the exception. Here the moment lasts until the other ranks have
 come to their next forward.
 """
-
-from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
@@ -17,9 +15,7 @@ from torch import Tensor, nn
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run
+from conformance.programs import RankContext, observe_run, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Raises
@@ -30,24 +26,18 @@ _WIDTH = 3
 
 
 class _SlowBomb(torch.autograd.Function):
-    """Passes values on; its backward calls a function before it raises."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, before: Callable[[], None]) -> Tensor:
-        """Return the same values."""
         ctx.before = before
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Raise `ArithmeticError`."""
         ctx.before()
         raise ArithmeticError("the slow bomb in backward went off")
 
 
 class _Layers(nn.Module):
-    """Two layers; a function comes between them and another one after them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
@@ -55,7 +45,6 @@ class _Layers(nn.Module):
         self.behind: Callable[[Tensor], Tensor] = torch.clone
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 3."""
         return self.behind(self.last(self.between(self.first(inputs))))
 
 

@@ -1,7 +1,5 @@
 """Comm hooks that average, each with another use of streams; their annotations are left out, which torch compares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

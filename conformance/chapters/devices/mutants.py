@@ -1,6 +1,4 @@
-"""Mutants of chapter devices: DDPs that take a device for a CPU; `mutants.toml` names the requirements that tell."""
-
-from __future__ import annotations
+"""Mutants of chapter devices: DDPs that take a device for a CPU; `mutants.toml` names what detects it."""
 
 import contextlib
 from collections.abc import Sequence
@@ -76,14 +74,14 @@ def ReadsUsageInEachStep(reduction: Reduction, read_usage: Call) -> Any:
 
 @replaces(Some, "forecast")
 def TellsOthersOnTheDevice(expectation: Some, forecast: Call, coming: Sequence[bool]) -> None:
-    """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
+    """BUG: ranks exchange their forecasts on the device, although their group serves the CPU, too."""
     with mock.patch("ddp_impl.wire.round.reduces_on_host", return_value=False):
         forecast(coming)
 
 
 @replaces(Ours, "__init__")
 def LaunchesAtTheEnd(ddp: Ours, init: Call, module: nn.Module, **options: Any) -> None:
-    """BUG: all gradients are put into one bucket, which nothing overlaps with, whatever cap the user asks for."""
+    """BUG: all gradients are put into one bucket, which nothing overlaps with, whatever cap is asked for."""
     init(module, **{**options, "bucket_cap_mb": 1000})
 
 
@@ -119,7 +117,7 @@ def ForgetsTheBuffersStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "wait")
 def LetsGoInFlight(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
-    """BUG: a copy of each bucket is made on another stream, and its memory let go of before the copy is over."""
+    """BUG: a copy of each bucket is made on another stream, and its memory is freed before the copy is over."""
     buffer = wait_for(bucket)
     scratch = torch.zeros_like(bucket.members[0].parameter)
     side = torch.Stream(reduction.device)
@@ -131,7 +129,7 @@ def LetsGoInFlight(reduction: Reduction, wait_for: Call, bucket: Bucket) -> Any:
 
 @replaces(Reduction, "finalize_buckets")
 def HandsOutOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
-    """BUG: averages are copied to the gradients under a stream of the DDP's own, for which nobody waits."""
+    """BUG: averages are copied to the gradients under a stream of the DDP's own, for which no other stream waits."""
     with _behind(reduction.device):
         hand_out_averages()
 
@@ -179,7 +177,7 @@ def IgnoresDeviceIds(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
 
 @replaces(Ours, "__init__")
 def NeverMovesInputs(ddp: Ours, init: Call, module: nn.Module, **options: Any) -> None:
-    """BUG: inputs come to forward where the user put them, with device_ids too."""
+    """BUG: inputs reach forward where the user put them, with device_ids too."""
     init(module, **options)
     ddp.device_ids = None
 
@@ -263,7 +261,7 @@ def SynchronisesBeforeCasts(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "finalize_buckets")
 def StepsOnAnotherStream(reduction: Reduction, hand_out_averages: Call) -> None:
-    """BUG: optimizers in backward step under a stream of the DDP's own, for which nobody waits."""
+    """BUG: optimizers in backward step under a stream of the DDP's own, for which no other stream waits."""
     if not reduction.steps_optimizers:
         hand_out_averages()
         return
@@ -281,7 +279,7 @@ def StepsOnTheHost(reduction: Reduction, hand_out_averages: Call) -> None:
 
 @replaces(Ours, "forward")
 def ForgetsBufferFutures(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: the futures that a buffer comm hook returns are waited for by nobody."""
+    """BUG: the futures that a buffer comm hook returns are never waited for."""
     output = forward(*inputs, **kwargs)
     ddp.reducer.reduction.post_backward_futures.clear()
     return output
@@ -304,7 +302,7 @@ def WaitsForHooksOnTheHost(reduction: Reduction, wait_for: Call, bucket: Bucket)
 
 @replaces(Reduction, "send")
 def KeepsABucketEachStep(reduction: Reduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
-    """BUG: a copy of each bucket is kept for a statistic, and nobody ever drops it."""
+    """BUG: a copy of each bucket is kept for a statistic, and never dropped."""
     reduction.__dict__.setdefault("kept", []).append(buffer.clone())
     start(bucket, buffer)
 
@@ -391,7 +389,7 @@ def StepsBesideTheOptimizer(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
 
 @replaces(Reduction, "launch")
 def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
-    """BUG: gradients are scaled in place, on another stream, as soon as they come: a hook of the user may read them."""
+    """BUG: gradients are scaled in place, on another stream, on arrival: a hook of the user may read them."""
     with torch.Stream(reduction.device):
         for parameter in bucket.parameters:
             if parameter.grad is not None:
@@ -401,13 +399,12 @@ def WritesWhatTheUserReads(reduction: Reduction, launch: Call, bucket: Bucket) -
 
 @replaces(Ours, "synchronise_state")
 def BroadcastsOnAnotherStream(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
-    """BUG: construction copies rank 0's parameters under a stream of the DDP's own, for which nobody waits."""
+    """BUG: construction copies rank 0's parameters under a stream of the DDP's own, for which no other stream waits."""
     with _behind(ddp.device):
         synchronise_state(with_buffers, group_src)
 
 
 def _behind(device: torch.device) -> torch.Stream:
-    """Return a new stream behind what is on the current one."""
     stream = torch.Stream(device)
     stream.wait_stream(torch.accelerator.current_stream(device))
     return stream
@@ -415,6 +412,6 @@ def _behind(device: torch.device) -> torch.Stream:
 
 @replaces(Reducer, "check_finished")
 def NoticesAFailureLater(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a forward does not wait until threads of the device have let go of a backward that raised."""
+    """BUG: a forward does not wait until threads of the device have dropped a backward that raised."""
     with mock.patch.object(reducer_module, "in_backward", return_value=True):
         check_finished()

@@ -1,7 +1,5 @@
 """Program `on_devices`: where inputs, parameters and buffers are, and what the DDP moves."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +9,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import Raises, at_most
@@ -27,7 +24,7 @@ _CPU = torch.device("cpu")
 class Placed(nn.Module):
     """Two layers, each on a device of its own, and a buffer on the host or on the first layer's device.
 
-    It takes inputs wherever they are, and keeps in `came` on which devices it has seen them.
+    It takes inputs on any device, and keeps in `came` on which devices it has seen them.
     """
 
     def __init__(self) -> None:
@@ -37,7 +34,6 @@ class Placed(nn.Module):
         self.came: set[torch.device] = set()
 
     def forward(self, inputs: Tensor, *others: Any, **named: Any) -> Tensor:
-        """Return the sum of the layers' outputs (n x 4) on the second layer's device, times the buffer."""
         nested = [inputs, *(tensor for other in (*others, *named.values()) for tensor in _tensors(other))]
         self.came.update(tensor.device for tensor in nested)
         there, here = self.second.weight.device, self.first.weight.device
@@ -70,7 +66,7 @@ def on_devices(ctx: RankContext) -> None:
     containers and keywords; with `reused` the user overwrites them once forward has returned; `ids` are `none`, `here`,
     `other` or `both`; `layers`: the second one is `here` or on the `other` device; `host_buffer`; `current`: the user's
     current device is `here` or `other`; `side`: under a stream of the user's own.
-    Observes gradients, `came` (whether all inputs came to forward on `device_ids[0]`, or without it where they were)
+    Observes gradients, `came` (whether all inputs reached forward on `device_ids[0]`, or without it where they were)
     and `elsewhere`, the bytes that training has allocated on devices on which no parameter or input is.
     """
     arguments, here = ctx.arguments, ctx.device
@@ -78,8 +74,7 @@ def on_devices(ctx: RankContext) -> None:
     other = torch.device(here.type, (here.index + 1) % num_devices)
     if "other" in arguments.values() and num_devices < 2:
         ctx.unsupported("there is one device only")
-    module = Placed()
-    with_integer_weights(module, ctx.scenario.seed)
+    module = with_integer_weights(Placed(), ctx.scenario.seed)
     module.to(here)
     if arguments.get("layers") == "other":
         module.second.to(other)

@@ -1,10 +1,8 @@
-"""Program `on_streams`: a few steps on streams of the user's choice, with nobody waiting for the device in between.
+"""Program `on_streams`: a few steps on streams of the user's choice, without a wait for the device in between.
 
-Inputs and losses are on the device before the first step, and facts are read after the last one: whatever waits for the
-device in a step is the DDP. A device that finds races reports those of every scenario by itself.
+Inputs and losses are on the device before the first step, and facts are read after the last one: every wait for the
+device in a step is the DDP's. A device that finds races reports those of every scenario by itself.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +16,10 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.chapters.devices.hooks import BUFFER_HOOKS, HOOKS
 from conformance.chapters.devices.trace import is_late, launches_early, waits_early
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.models.low_precision import precision_of
+from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import Satisfies, at_most
@@ -56,7 +52,6 @@ class Scaled(nn.Module):
         self.streams: list[torch.Stream] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the sum of the layers' outputs (n x 4), times the buffer as it was before this forward."""
         scale: Any = self.scale
         outputs = []
         for index, layer in enumerate(self.layers):
@@ -75,9 +70,7 @@ class Scaled(nn.Module):
 
 
 def _module(scenario: Scenario) -> Scaled:
-    module = Scaled(spare=bool(scenario.arguments.get("spare")))
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Scaled(spare=bool(scenario.arguments.get("spare"))), scenario.seed)
 
 
 def _data(scenario: Scenario, turn: RankStep, micro: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +98,7 @@ def on_streams(ctx: RankContext) -> None:
     device_module = torch.get_device_module(device)
     for wanted, name in (("counts", _COUNTER), ("traces", _TRACER)):
         if wanted in arguments and not hasattr(device_module, name):
-            ctx.unsupported(f"the device does not tell {wanted.rstrip('s')}s: its module has no {name}")
+            ctx.unsupported(f"the device does not record {wanted.rstrip('s')}s: its module has no {name}")
     module = _module(ctx.scenario)
     module.to(device)
     streams = [torch.Stream(device) for _ in range(NUM_STEPS)]
@@ -176,7 +169,7 @@ def on_streams(ctx: RankContext) -> None:
     if "counts" in arguments:
         ctx.observe("syncs", syncs)
         ctx.observe("waits", len(syncs))
-    if "traces" in arguments:  # the first step does not know the order of gradients
+    if "traces" in arguments:  # in the first step the order of gradients is unknown
         ctx.observe("launches_early", [launches_early(trace) for trace in traces[1:]])
         ctx.observe("late", [is_late(trace) for trace in traces[2:]])
         ctx.observe("waits_early", [waits_early(trace) for trace in traces[1:]])
@@ -186,13 +179,10 @@ def _wrapped(ctx: RankContext, module: Scaled) -> Any:
     arguments = ctx.arguments
     if arguments.get("optimizer") == "in_backward":
         _apply_optimizer_in_backward(optim.SGD, module.parameters(), {"lr": _RATE})
-    precision = (
-        {"mixed_precision": precision_of(ctx.scenario.options)} if "mixed_precision" in ctx.scenario.options else {}
-    )
     here = torch.accelerator.current_stream(ctx.device)
     side = torch.Stream(ctx.device) if arguments.get("wraps") else None
     with _after(here, side):
-        model: Any = ctx.wrap(module, **precision)
+        model: Any = ctx.wrap(module, **precision_option(ctx.scenario.options))
     if "hook" in arguments:
         model.register_comm_hook(ctx.process_group, HOOKS[arguments["hook"]])
     if "buffer_hook" in arguments:
@@ -209,11 +199,9 @@ class _Guards:
         self.remember()
 
     def remember(self) -> None:
-        """Note what is current before a call."""
         self._before = self._now()
 
     def check(self, call: str) -> None:
-        """Compare with what is current after it."""
         if (now := self._now()) != self._before:
             self.changed.append(f"{call}: {self._before} before, {now} after")
 

@@ -1,7 +1,5 @@
 """Scenarios of chapter devices: one training, on several streams and with the options that move work about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +22,6 @@ _grid = Grid("devices", Variant(needs=("streams",)))
 
 
 def _declared(variant: Variant) -> Variant:
-    """Return `variant` for subjects that declare its option."""
     return variant | Variant(needs=tuple(variant.options))
 
 

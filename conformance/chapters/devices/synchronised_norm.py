@@ -1,8 +1,5 @@
 """Program `synchronised_norm`: a SyncBatchNorm in a wrapped module, whose collectives share the group's stream."""
 
-from __future__ import annotations
-
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +8,9 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.offered import offered_beside
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Close, at_most
 
@@ -30,17 +27,18 @@ def _inputs(rank: int, step: int) -> Tensor:
 def synchronised_norm(ctx: RankContext) -> None:
     """Train 4 steps of a SyncBatchNorm that remembers its last batch, and of a layer behind it; all ranks run it.
 
-    Arguments: `own`: the layer is the one of the package that the DDP comes from, if it has one, else torch's; `side`:
+    Arguments: `own`: the layer is the one of the DDP's package, if it has one, else torch's; `side`:
     under a stream of the user's own; `counts`: the most waits for the device beyond those of torch's layer alone.
     Observes `mean`, the layer's, which is that of all ranks' rows, `same` (whether all ranks have the same gradients
     in the end), and with `counts` the waits in a step: `waits`, and `added` to those of torch's layer without a DDP.
     """
     arguments, device_module = ctx.arguments, torch.get_device_module(ctx.device)
     if "counts" in arguments and not hasattr(device_module, "take_syncs"):
-        ctx.unsupported("the device does not tell counts: its module has no take_syncs")
+        ctx.unsupported("the device does not record counts: its module has no take_syncs")
     bare = _module(ctx, nn.SyncBatchNorm)
     alone = _waits(ctx, bare, bare, device_module) if "counts" in arguments else 0
-    module = _module(ctx, _own_layer(ctx) if arguments.get("own") else nn.SyncBatchNorm)
+    wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device)) if arguments.get("own") else bare
+    module = _module(ctx, offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm)
     model = ctx.wrap(module)
     main = torch.accelerator.current_stream(ctx.device)
     stream = torch.Stream(ctx.device) if arguments.get("side") else main
@@ -61,14 +59,8 @@ def _module(ctx: RankContext, layer: type[nn.SyncBatchNorm]) -> nn.Sequential:
     return nn.Sequential(norm, with_integer_weights(nn.Linear(_WIDTH, _WIDTH), ctx.scenario.seed)).to(ctx.device)
 
 
-def _own_layer(ctx: RankContext) -> type[nn.SyncBatchNorm]:
-    package = type(ctx.wrap(nn.Linear(1, 1).to(ctx.device))).__module__.partition(".")[0]
-    found: type[nn.SyncBatchNorm] = getattr(importlib.import_module(package), "SyncBatchNorm", nn.SyncBatchNorm)
-    return found
-
-
 def _waits(ctx: RankContext, model: nn.Module, module: nn.Module, device_module: Any) -> int:
-    """Train, and return how often the host waited for the device in the last step; 0 if the device does not tell."""
+    """Train, and return how often the host waited for the device in the last step; 0 if the device does not count."""
     take = getattr(device_module, "take_syncs", list)
     data = [
         (_inputs(ctx.rank, step).to(ctx.device), UNIT * _inputs(ctx.rank, -1 - step).to(ctx.device))

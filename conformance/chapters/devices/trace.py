@@ -1,9 +1,7 @@
-"""What a device's trace of one step tells: pairs of a stream and an operation, in the order of their launches.
+"""What a device's trace of one step shows: pairs of a stream and an operation, in the order of their launches.
 
 An event for which a stream waits is an operation `waits for <stream>`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 

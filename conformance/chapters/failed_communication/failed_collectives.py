@@ -1,6 +1,4 @@
-"""Program `failed_collectives`: a training in which each collective fails in turn, and what comes of it."""
-
-from __future__ import annotations
+"""Program `failed_collectives`: a training in which each collective fails in turn."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +13,12 @@ from conformance.chapters.failed_communication.failing_group import FailingGroup
 from conformance.chapters.failed_communication.features import FEATURES, Feature, Training
 from conformance.errors import certain, instance
 from conformance.observation import ENDINGS, Facts
-from conformance.programs.rank_context import RankContext, Unsupported
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
+from conformance.programs.rank_context import Unsupported
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
-#: Longer than a busy machine keeps a rank waiting; a rank that has been told nothing may wait in vain.
+#: Longer than a busy machine keeps a rank waiting; a rank that receives no report may wait in vain.
 _TIMEOUT = timedelta(seconds=8)
 _State = Mapping[str, Any]
 _making: dist.ProcessGroup | None = None
@@ -28,7 +26,7 @@ _making: dist.ProcessGroup | None = None
 
 @dataclass
 class Course:
-    """What came of a training: the state after each part, and the error that ended it, raised in the backward or not.
+    """The result of a training: the state after each part, and the error that ended it, raised in the backward or not.
 
     `again`: the state after the part that failed was run again, when nothing failed any more; None if it was refused.
     """
@@ -46,7 +44,7 @@ class Course:
 def failed_collectives(ctx: RankContext) -> None:
     """Train with `feature`, and once more for each of its collectives, which fails as `failure` says. All ranks run it.
 
-    Observes `outcomes`: the number of these `cells`, of those that came out `right`, as if nothing had failed, of those
+    Observes `outcomes`: the number of these `cells`, of the cells that were `right`, as if nothing had failed, of those
     that `raised`, and of the `silent` others. `silent` describes these, `stale` the cells in which the training went on
     afterwards with other values than without a failure, `unnamed` those whose error in backward names no parameter.
     """
@@ -84,7 +82,7 @@ def failed_collectives(ctx: RankContext) -> None:
                     )
             if course.in_backward and feature.tells_parameters and not any(name in course.error for name in names):
                 unnamed.append(f"{described}: names no parameter: {course.error}")
-            dist.barrier(group=ctx.process_group)  # nobody begins anew before all have failed
+            dist.barrier(group=ctx.process_group)  # no rank starts again before all have failed
     ctx.observe("outcomes", {"cells": len(cells), "right": num_right, "raised": num_raised, "silent": len(silent)})
     ctx.observe("silent", silent)
     ctx.observe("stale", stale)
@@ -133,7 +131,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def _failing_group(ctx: RankContext) -> Iterator[FailingGroup]:
-    """Make a `FailingGroup` of all ranks, which torch knows like any other. All ranks must call it."""
+    """Make a `FailingGroup` of all ranks, which torch has registered. All ranks must call it."""
     global _making
     if "failing" not in dist.Backend.backend_list:
         dist.Backend.register_backend("failing", _create, devices=[ctx.device.type])

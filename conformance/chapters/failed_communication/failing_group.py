@@ -1,7 +1,5 @@
 """A process group that leaves the work to another one, and of whose collectives one fails in a given way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,7 +15,7 @@ FAILURES = {
     "gone": "its wait raises and its future holds the error, as gloo reports a peer that is gone",
     "future": "its future holds an error, and its wait returns True",
     "false": "its wait returns False, and its future holds no error",
-    "told": "its exception() and is_success() tell of an error, and nothing else does",
+    "told": "its exception() and is_success() report an error, and nothing else does",
     "size": "its future holds tensors of another size",
     "call": "the call raises before there is a work",
     "late": "the last rank raises in the call, and the others wait for it until the timeout",
@@ -41,12 +39,11 @@ _COLLECTIVES = {
 class FailingGroup(dist.ProcessGroup):
     """Hands every collective to `inner`, and lets one fail on all ranks, which keep what they had.
 
-    The collective itself comes to pass on copies, except where ranks do not come to it, so that the ranks stay in step:
-    whatever follows meets its like. `issued` describes the collectives since `begin`.
+    The collective itself runs on copies, except where ranks do not issue it, so that the ranks stay in step: whatever
+    follows meets its like. `issued` describes the collectives since `begin`.
     """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        """Wrap `inner`; nothing fails yet. Not collective."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self._name = ""
@@ -57,24 +54,20 @@ class FailingGroup(dist.ProcessGroup):
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
     def begin(self, position: int = -1, failure: str = "") -> None:
-        """Count anew, and let the collective in this `position`, from 0, fail as `FAILURES` says; -1: none."""
+        """Restart the count, and let the collective in this `position`, from 0, fail as `FAILURES` says; -1: none."""
         self._position, self._failure = position, failure
         self.issued: list[str] = []
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name by which torch asks."""
         return "failing"
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name that torch gives."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch gave."""
         return self._name
 
     def get_group_store(self) -> Any:
-        """Return the store in which ranks have met."""
         return self.inner.get_group_store()
 
     def _issue(self, method: str, outputs: Any, rest: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -110,13 +103,11 @@ class FailedWork(dist.Work):
         self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raise, or return whether all is well."""
         if self._failure in ("wait", "gone"):
             raise RuntimeError(ERROR)
         return self._failure != "false"
 
     def get_future(self) -> Future[Any]:
-        """Return a future that is complete."""
         future: Future[Any] = Future()
         if self._failure in ("future", "gone"):
             future.set_exception(RuntimeError(ERROR))
@@ -127,19 +118,15 @@ class FailedWork(dist.Work):
         return future
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """Return whether all is well."""
         return self._failure != "told"
 
     def exception(self) -> Any:
-        """Return the error, if this is where it is told."""
         return RuntimeError(ERROR) if self._failure == "told" else None
 
     def result(self) -> list[Tensor]:
-        """Return the outputs, as they were."""
         return self._outputs
 
 

@@ -6,7 +6,6 @@ Every feature is trained in parts; a part begins without gradients and ends with
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +20,9 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecisi
 
 from conformance.chapters.failed_communication.failing_group import FAILURES
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs import RankContext, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.written_steps import rank_step
+from conformance.programs.offered import offered_beside
 
 _ALL = "first second third"
 #: More elements than a DDP would copy into a bucket.
@@ -45,7 +44,6 @@ class Paths(nn.Module):
             self.extra = extra
 
     def forward(self, inputs: Tensor, uses: str = _ALL, amount: int = 1) -> Tensor:
-        """Return rows of 2."""
         self.total += amount
         output: Tensor = sum(self.get_submodule(name)(inputs) for name in uses.split())
         if not hasattr(self, "extra"):
@@ -63,14 +61,12 @@ class Training:
     """One rank's training with one feature over one group: `parts` are run in turn, by all ranks."""
 
     def __init__(self, ctx: RankContext, feature: Feature, group: dist.ProcessGroup) -> None:
-        """Build the module; nothing is wrapped or communicated yet."""
         self.ctx, self.feature, self.group = ctx, feature, group
         self.module: Any = with_integer_weights(feature.build(ctx, group), ctx.scenario.seed, ctx.rank).to(ctx.device)
         self.model: Any = None
         self.in_backward = False
 
     def wrap(self) -> None:
-        """Wrap the module, and do what a user does before training."""
         self.model = self.ctx.wrap(self.module, process_group=self.group, **self.feature.options(self.module))
         self.feature.prepare(self)
 
@@ -145,7 +141,6 @@ def _given(**options: Any) -> Callable[[nn.Module], Mapping[str, Any]]:
 
 
 def _small(**options: Any) -> Callable[[nn.Module], Mapping[str, Any]]:
-    """Return options that give every layer a bucket of its own."""
     return _given(bucket_cap_mb=0.00001, **options)
 
 
@@ -209,9 +204,7 @@ def _evaluate(training: Training) -> None:
 
 def _with_norm(ctx: RankContext, group: dist.ProcessGroup) -> nn.Module:
     """Return a module with the synchronised normalisation of the package that the DDP is of: torch's needs a GPU."""
-    packages = [base.__module__.partition(".")[0] for base in type(ctx.wrap(nn.Linear(1, 1))).__mro__]
-    layers = [getattr(importlib.import_module(package), "SyncBatchNorm", None) for package in packages]
-    layer = next((each for each in layers if each is not None), None)
+    layer = offered_beside(type(ctx.wrap(nn.Linear(1, 1))), "SyncBatchNorm")
     if layer is None:
         ctx.unsupported("the DDP's package has no SyncBatchNorm of its own")
     return Paths(layer(2, process_group=group))

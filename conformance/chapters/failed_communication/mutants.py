@@ -1,7 +1,5 @@
 """Mutants of chapter failed_communication: DDPs with one bug each; `mutants.toml` says which requirements detect it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +23,7 @@ def _wait_only(work: Any, *_: Any) -> None:
 
 @contextlib.contextmanager
 def _believing(finished: Callable[..., None] = _wait_only) -> Iterator[None]:
-    """Let `finished` stand for the door through which everybody goes who waits for a collective."""
+    """Let `finished` stand for the function that every wait for a collective calls."""
     with mock.patch.object(collectives, "finished", finished):
         yield
 
@@ -65,7 +63,7 @@ def ReadsNoHooksFuture(reduction: Reduction, wait_for: Call, bucket: Bucket) -> 
 
 @replaces(Ours, "_register_builtin_comm_hook")
 def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_hook_type: Any) -> None:
-    """BUG: the built-in hook goes on when the future of its collective is complete, and never reads it."""
+    """BUG: the built-in hook continues when the future of its collective is complete, and never reads it."""
     register_builtin_comm_hook(comm_hook_type)
     group = ddp.process_group
 
@@ -80,7 +78,7 @@ def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_
 
 @replaces(Reduction, "read_usage")
 def CountsUsersBlindly(reduction: Reduction, read_usage: Call) -> Any:
-    """BUG: ranks that did not hear which parameters others used go by what they used themselves."""
+    """BUG: ranks that did not receive which parameters others used go by their own use."""
     with _believing():
         return read_usage()
 
@@ -111,14 +109,14 @@ def DropsErrorsOfBufferFutures(reduction: Reduction, hand_out_averages: Call) ->
 
 @replaces(Ours, "_run_ddp_forward")
 def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not come."""
+    """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not arrive."""
     with _believing():
         return run_ddp_forward(*inputs, **kwargs)
 
 
 @replaces(Reducer, "check_finished")
 def GoesOnAfterAFailure(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: when a collective has failed, the next forward goes on as if nothing had happened."""
+    """BUG: when a collective has failed, the next forward continues as if nothing had happened."""
     reducer.peers.lost = ""
     check_finished()
 

@@ -1,7 +1,5 @@
 """Scenarios of chapter failed_communication: features x the ways in which a collective fails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.failed_communication.features import FEATURES

@@ -1,7 +1,5 @@
 """Programs of manual finalization: steps whose gradients `finalize_backward()` makes final, and mistakes with it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Mapping
@@ -14,12 +12,8 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.composed.numerics import WholeNumbers
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.truth.expected import Raises
-from conformance.truth.steps import gradients
 
 WIDTH = 4
 NUM_STEPS = 3
@@ -35,15 +29,13 @@ class Branches(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, rows: Tensor, *, uses: bool = True) -> Tensor:
-        """Return rows of WIDTH."""
         hidden: Tensor = self.second(self.first(rows))
         return hidden + self.spare(rows) if uses else hidden
 
 
 def _wrapped(ctx: RankContext) -> tuple[Branches, Any]:
     """Return the module and its wrapper, whose backwards are finalized by hand. Does not apply to DDPs without it."""
-    module = Branches()
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     ctx.finalize_by_hand(model)
     return module, model
@@ -55,7 +47,6 @@ def _finalize(ctx: RankContext, model: Any) -> None:
 
 
 def _readable(module: nn.Module) -> Mapping[str, Tensor]:
-    """Return copies of the gradients that can be read."""
     found = dict[str, Tensor]()
     for name, parameter in module.named_parameters():
         with contextlib.suppress(RuntimeError):
@@ -105,19 +96,13 @@ def finalized_by_hand(ctx: RankContext) -> None:
         same = [name for name in early if name in final and torch.equal(early[name], final[name])]
         return {"early": same, "moved": moved if by_hand else [], "after": copy.deepcopy(module.state_dict())}
 
-    for name, value in run_steps(ctx, module, model, step, NUM_STEPS).items():
-        if name.endswith(("/early", "/moved")):
-            ctx.observe(name, value, must=[])
-        else:
-            ctx.observe(name, value)
+    must: dict[str, Any] = {f"step{index}/{name}": [] for index in range(NUM_STEPS) for name in ("early", "moved")}
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), must=must)
     with ctx.catching("asked"):
         asked = model.should_finalize_after_backward
         model.require_manual_backward_finalization = False
         ctx.observe("asked/with", type(asked).__name__, must="bool")
         ctx.observe("asked/without", model.should_finalize_after_backward, must=False)
-
-
-finalized_by_hand.expects(truth_of)
 
 
 def _forward(ctx: RankContext, module: nn.Module, model: Any) -> None:
@@ -173,7 +158,7 @@ MISTAKES: Mapping[str, Mapping[str, _Call]] = {
 
 @program("finalized_wrongly", invariants=("leaves_no_trace",))
 def finalized_wrongly(ctx: RankContext) -> None:
-    """Make the mistake that argument `mistake` names in the second of three steps, and go on. All ranks run it.
+    """Make the mistake that argument `mistake` names in the second of three steps, and continue. All ranks run it.
 
     Observes `error`, `moved`, the parameters that changed, and `step<k>/grad/<name>`.
     """
@@ -206,8 +191,4 @@ def finalized_wrongly(ctx: RankContext) -> None:
         if by_hand:
             _finalize(ctx, model)
         at("at_the_end")
-        for name, value in gradients(f"step{turn.step}", module).items():
-            ctx.observe(name, value)
-
-
-finalized_wrongly.expects(truth_of)
+        ctx.observe_gradients(f"step{turn.step}", module)

@@ -1,7 +1,5 @@
 """Programs of lazy buckets: what a DDP holds between steps, and gradients that the user keeps; and a vain search."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,24 +9,18 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 from conformance.programs.held import resident_bytes
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import at_most
 
 WIDTH = 4
 NUM_STEPS = 3
 #: Of each of two weights of 36 MiB: the C library gives so large a piece of memory back when it is freed.
 LARGE = (3072, 3072)
 _MIB = 2**20
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
+_step = step_on(3, WIDTH)
 
 
 @program("kept_gradients", invariants=("same_collectives", "leaves_no_trace"))
@@ -38,8 +30,9 @@ def kept_gradients(ctx: RankContext) -> None:
     Observes `step<k>/grad/<name>` and `step<k>/changed`, the gradients of the step before that are not what they were.
     All ranks run it.
     """
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), ctx.scenario.seed).to(
+        ctx.device
+    )
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
@@ -50,14 +43,8 @@ def kept_gradients(ctx: RankContext) -> None:
                 kept[name] = parameter.grad, parameter.grad.detach().clone()
         return {"changed": changed}
 
-    for name, value in run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS).items():
-        if name.endswith("/changed"):
-            ctx.observe(name, value, must=[])
-        else:
-            ctx.observe(name, value)
-
-
-kept_gradients.expects(truth_of)
+    must: dict[str, Any] = {f"step{index}/changed": [] for index in range(NUM_STEPS)}
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
 
 
 @program("bucket_memory", invariants=("same_collectives",))
@@ -77,10 +64,7 @@ def bucket_memory(ctx: RankContext) -> None:
         turn.backward(turn.forward(model))
         module.zero_grad()
     held = (resident_bytes() - before) / _MIB
-    ctx.observe("held", held, must=Satisfies("less than half of the bucket of 72 MiB", _is_less, (36,)))
-
-
-bucket_memory.expects(truth_of)
+    ctx.observe("held", held, must=at_most(36, "MiB, half of the bucket"))
 
 
 class _Sum(nn.Module):
@@ -92,13 +76,7 @@ class _Sum(nn.Module):
         return torch.stack([weight.sum() for weight in self.weights]).sum()
 
 
-def _is_less(got: Any, most: float) -> bool:
-    return bool(got < most)
-
-
 class _Halves(nn.Module):
-    """Two layers, of which forward may leave out the second."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)

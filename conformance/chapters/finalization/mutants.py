@@ -1,7 +1,5 @@
 """Mutants of chapter finalization: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +26,7 @@ def ForgetsABucket(reducer: Reducer, finalize_by_hand: Call) -> None:
 
 @replaces(Reducer, "all_have_sent", "finalize_by_hand")
 def FinalizesAtOnce(reducer: Reducer, replaced: Call) -> None:
-    """BUG: gradients are final when backward returns, whoever is to finalize."""
+    """BUG: gradients are final when backward returns, even if the user is to finalize them."""
     if replaced.__name__ == "all_have_sent" and reducer.reduction.iteration.enter(Event.ALL_SENT):
         reducer.finalize()
 
@@ -42,7 +40,7 @@ def FinalizesNothing(reducer: Reducer, finalize_by_hand: Call) -> None:
 
 @replaces(Reducer, "check_finished")
 def FinalizesInForward(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: a forward before `finalize_backward` finalizes by itself."""
+    """BUG: a forward before `finalize_backward` finalizes, too."""
     if reducer.reduction.iteration.progress is Progress.HELD:
         reducer.finalize_by_hand()
     check_finished()
@@ -99,6 +97,6 @@ class IgnoresLaziness(Ours):
 
 @replaces(Some, "ask")
 def SearchesInSilence(expectation: Any, ask: Call) -> None:
-    """BUG: nobody is told that the search for unused parameters found none."""
-    expectation.reduction.learnt.warned_of_search = True
+    """BUG: no warning says that the search for unused parameters found none."""
+    expectation.reduction.telemetry.warned.add("search")
     ask()

@@ -1,7 +1,5 @@
 """Scenarios of chapter finalization: `finalize_backward()`, `lazy_bucket_allocation`, and a search that is in vain."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import combinations, islice
@@ -50,7 +48,11 @@ _NEEDS = {"in_backward": ("optimizer_in_backward",), "accumulated": ("no_sync",)
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _finalized()
-    yield from _mistaken()
+    for mistake in each("mistake", (one for named in MISTAKES.values() for one in named)):
+        requirement = _OF_MISTAKES[mistake.slug.partition("-")[0]]
+        needs = ("no_sync",) if "no-sync" in mistake.slug else ()
+        ways = (PLAIN.at(1, 2), VIEW, UNUSED, STATIC) if "no-sync" not in mistake.slug else (PLAIN.at(1, 2), VIEW)
+        yield from _by_hand(requirement, "", "finalized_wrongly", 2, mistake, ways, needs=needs)
     yield from _lazy()
     yield from _composed()
     for used, slug in ((True, "in-vain"), (False, "found")):
@@ -72,14 +74,6 @@ def _finalized() -> Iterator[Scenario]:
         ways += () if use == "unused_by_rank" else (UNUSED, STATIC, STATIC | VIEW)
         first = "FINAL-08" if use in _NEEDS or use == "unused_by_rank" else "FINAL-01"
         yield from _by_hand(first, use.replace("_", "-"), "finalized_by_hand", 2, way, searching, ways)
-
-
-def _mistaken() -> Iterator[Scenario]:
-    for mistake in each("mistake", (one for named in MISTAKES.values() for one in named)):
-        requirement = _OF_MISTAKES[mistake.slug.partition("-")[0]]
-        needs = ("no_sync",) if "no-sync" in mistake.slug else ()
-        ways = (PLAIN.at(1, 2), VIEW, UNUSED, STATIC) if "no-sync" not in mistake.slug else (PLAIN.at(1, 2), VIEW)
-        yield from _by_hand(requirement, "", "finalized_wrongly", 2, mistake, ways, needs=needs)
 
 
 def _lazy() -> Iterator[Scenario]:

@@ -1,6 +1,4 @@
-"""Program `backward_without_wrapper`: nobody holds the wrapper any longer when the backward of its output runs."""
-
-from __future__ import annotations
+"""Program `backward_without_wrapper`: the wrapper has been dropped when the backward of its output runs."""
 
 from typing import Any
 
@@ -8,10 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.steps import gradients
 
 _WIDTH = 4
@@ -24,8 +19,8 @@ WAYS = ("dropped", "wrapped-again")
 def backward_without_wrapper(ctx: RankContext) -> None:
     """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
 
-    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept meanwhile; `bare`, whether the
-    module has a backward of its own meanwhile; `nested`, whether its last layer has a wrapper of its own. Observes
+    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept until then; `bare`, whether the
+    module has a backward of its own before; `nested`, whether its last layer has a wrapper of its own. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))
@@ -44,9 +39,9 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         model = ctx.wrap(module) if ctx.arguments["way"] == "wrapped-again" else None
         if ctx.arguments.get("bare"):
             turn.backward(turn.loss(_forward(module, turn, 2), micro=2))
-            _observe(ctx, f"step{index}/bare", module)
+            ctx.observe_gradients(f"step{index}/bare", module)
         turn.backward(turn.loss(output))
-        _observe(ctx, f"step{index}", module)
+        ctx.observe_gradients(f"step{index}", module)
         if ctx.arguments.get("keeps"):
             kept.append(_forward(ctx.wrap(module), turn, 1))
     model = None
@@ -63,11 +58,3 @@ def backward_without_wrapper(ctx: RankContext) -> None:
 def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
     output: Tensor = turn.forward(model, turn.inputs(3, _WIDTH, micro=micro))
     return output
-
-
-def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
-    for name, gradient in gradients(prefix, module).items():
-        ctx.observe(name, gradient)
-
-
-backward_without_wrapper.expects(truth_of)

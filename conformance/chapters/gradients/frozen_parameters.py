@@ -1,17 +1,12 @@
 """Program `frozen_parameters`: freezing and unfreezing parameters after wrapping."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -30,20 +25,17 @@ class Chain(nn.Module):
         self.three = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden: Tensor = self.three(self.two(self.one(inputs)))
         return hidden
 
 
 def _thaw(model: Any, frozen: Sequence[str]) -> None:
-    """Unfreeze all parameters but those whose names begin with one of `frozen`."""
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(frozen)):
             parameter.requires_grad_(True)
 
 
 def _freeze(model: Any, frozen: Sequence[str]) -> None:
-    """Freeze the parameters whose names begin with one of `frozen`."""
     for name, parameter in model.named_parameters():
         if name.startswith(tuple(frozen)):
             parameter.requires_grad_(False)
@@ -77,6 +69,3 @@ def frozen_parameters(ctx: RankContext) -> None:
     step = _step_of(ctx.scenario)
     refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
-
-
-frozen_parameters.expects(truth_of)

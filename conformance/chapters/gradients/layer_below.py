@@ -1,7 +1,5 @@
 """A layer below the module that a program is about: what that module takes has a graph, and perhaps another wrapper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,9 +1,6 @@
 """Program `gradient_layout`: the memory layout of gradients, and whether training emits warnings."""
 
-from __future__ import annotations
-
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,11 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, observing_warnings, program, run_steps
 from conformance.programs.storages import num_storages
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything
 
@@ -32,7 +26,6 @@ class Transposed(nn.Module):
         self.permuted = nn.Parameter(torch.empty(2, 4, 3).permute(2, 1, 0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take rows of 4, return rows of 3."""
         columns = inputs.t()
         return ((self.ordinary + self.transposed + self.permuted.sum(2)) @ columns).t()
 
@@ -46,7 +39,6 @@ class Image(nn.Module):
         self.shape = shape
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Take rows of 36, return what the layers return."""
         output: Tensor = self.layers(inputs.reshape(-1, *self.shape))
         return output
 
@@ -125,19 +117,9 @@ def gradient_layout(ctx: RankContext) -> None:
         _step(ctx.scenario, model, turn)
         return _layout(module)
 
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            must = _judged(ctx.scenario, module)
-            observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
-    finally:
-        torch.set_warn_always(always)
-    ctx.observe("warnings", [str(each.message) for each in caught], must=[])
-
-
-gradient_layout.expects(truth_of)
+    with observing_warnings(ctx):
+        must = _judged(ctx.scenario, module)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
 
 
 def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:
@@ -148,7 +130,7 @@ def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:
     facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
         facts[f"step{index}/strides"] = {name: _strides(parameter) for name, parameter in parameters.items()}
-        # Gradients move into the bucket in the course of the first iteration.
+        # Gradients move into the bucket during the first iteration.
         in_bucket = 1 if index else Anything()
         facts[f"step{index}/num_storages"] = in_bucket if as_view else len(parameters)
         facts[f"step{index}/bytes_kept"] = Anything() if as_view else num_bytes

@@ -1,7 +1,7 @@
 """Program `lazy_bits`: tensors whose conjugation or negation is a bit, and not yet in their memory.
 
 `conj()` and the imaginary part of what it returns share memory with the tensor that they come from; a bit says that
-every element is to be read as another one. Who passes their memory on, passes on other values.
+every element is to be read as another one. A DDP that reads their memory reads other values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, integers
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
+from conformance.programs import RankContext, observe_run, program, rank_step
 
 WIDTH = 3
 NUM_STEPS = 3
@@ -59,7 +56,6 @@ class Lazy(nn.Module):
         self.register_buffer("shift", case.real_buffer(part("c")))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return real rows, from real ones."""
         weight = self.weight.conj() if self._reads_conjugate else self.weight
         turned = weight * torch.complex(rows, 2 * rows) + self.phase
         return turned.imag + turned.real * self.scale + self.shift
@@ -126,6 +122,3 @@ def _train(ctx: RankContext) -> dict[str, Any]:
             module.phase.add_(ctx.rank + 1)
             module.shift.add_(ctx.rank + 1)
     return facts
-
-
-lazy_bits.expects(truth_of)

@@ -1,7 +1,5 @@
 """Program `local_hooks`: hooks of the user that change a parameter's local gradient, whenever they were registered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,10 +10,7 @@ from torch import Tensor, nn
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
 from conformance.errors import present
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.steps import StepFunction
 
@@ -96,6 +91,3 @@ def local_hooks(ctx: RankContext) -> None:
     module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)
     step = _step_of(ctx.scenario, seen)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
-
-
-local_hooks.expects(truth_of)

@@ -1,7 +1,5 @@
 """Mutants of chapter gradients: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import contextlib
 import dataclasses
 import warnings
@@ -123,7 +121,7 @@ def LeavesOutTheLastElement(reduction: Reduction, send: Call, bucket: Bucket, bu
 
 @replaces(Reducer, "finalize")
 def DoesNotWait(reducer: Any, finalize: Call) -> None:
-    """BUG: backward returns while the last all-reduce may still be under way."""
+    """BUG: backward returns while the last all-reduce may still be in flight."""
     last = max(reducer.reduction.iteration.in_flight, default=-1)
     if reducer.reduction.comm_hook is None and last >= 0:
         buffer, work = reducer.reduction.iteration.in_flight[last]
@@ -143,7 +141,7 @@ def SumsSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
 
 @replaces(Reducer, "finalize")
 def MakesDense(reducer: Reducer, finalize: Call) -> None:
-    """BUG: a sparse gradient comes back dense."""
+    """BUG: a sparse gradient becomes dense."""
     finalize()
     for member in reducer.members:
         gradient = member.parameter.grad
@@ -195,8 +193,8 @@ def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: Buck
 class CountsOldGradientsTwice(Reducer):
     """BUG: a gradient that was there before the backward is counted twice."""
 
-    def open_iteration(self, *, repeats: bool = False) -> None:
-        super().open_iteration(repeats=repeats)
+    def open_iteration(self) -> None:
+        super().open_iteration()
         self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
     def finalize(self) -> None:
@@ -264,7 +262,7 @@ def NeverViews(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
 
 @replaces(TorchDDP, "__init__")
 def AlwaysViews(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: gradients are views of buckets for everybody."""
+    """BUG: gradients are views of buckets for every user."""
     init(*args, **{**kwargs, "gradient_as_bucket_view": True})
 
 
@@ -293,7 +291,7 @@ def _sum_then_divide(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Ten
 
 @replaces(Ours, "forward")
 def ViewsOfOutputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
-    """BUG: outputs come through a function of autograd that gives views, which nobody may change in place."""
+    """BUG: outputs pass through a function of autograd that gives views, which may not be changed in place."""
     output = forward(*inputs, **kwargs)
     return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output
 
@@ -311,7 +309,7 @@ class _Views(torch.autograd.Function):
 
 @replaces(ParameterWatch, "check")
 def WatchesNoParameters(watch: ParameterWatch, check: Call, /, *, allow_removed: bool = False) -> bool:
-    """BUG: nobody notices that a parameter was replaced after wrapping."""
+    """BUG: a parameter that was replaced after wrapping goes unnoticed."""
     return False
 
 
@@ -343,7 +341,7 @@ def WaitsForFrozen(reduction: Reduction, is_frozen: Call, index: int) -> bool:
 
 @replaces(ParameterWatch, "is_stranger")
 def WatchesItsOwnOnly(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
-    """BUG: nobody notices that the module trains parameters that DDP was not given."""
+    """BUG: parameters that the module trains and DDP was not given go unnoticed."""
     return False
 
 
@@ -355,7 +353,7 @@ def RefusesEveryChange(watch: ParameterWatch, remember: Call) -> None:
 
 @replaces(ParameterWatch, "warn_about")
 def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: Mapping[str, Tensor]) -> None:
-    """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
+    """BUG: no warning says that tensors which stand in for parameters keep their gradients."""
 
 
 @replaces(Reduction, "launch")
@@ -373,7 +371,7 @@ def SendsHalfOfALargeBucket(reduction: Reduction, send: Call, bucket: Bucket, bu
 
 @replaces(Reduction, "collect")
 def DividesWhatHasMovedTwice(reduction: Reduction, collect: Call, bucket: Bucket) -> Any:
-    """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
+    """BUG: a gradient that moved into its bucket on arrival is divided then, and with the bucket again."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if bucket.has_large and parameter.grad is view:
             view.div_(reduction.divisor)
@@ -497,14 +495,14 @@ def ReadsMemoryAlone(reduction: Reduction, collect: Call, bucket: Bucket) -> Any
 
 @replaces(Ours, "attach_reducer")
 def ForgetsItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
-    """BUG: once nobody holds the wrapper, what its outputs bring stays local."""
+    """BUG: once the wrapper is dropped, the gradients of its outputs stay local."""
     attach_reducer(members)
     weakref.finalize(ddp, ddp.reducer.remove_hooks)
 
 
 @replaces(Ours, "attach_reducer")
 def AveragesForItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
-    """BUG: while an output of a wrapper is left that nobody holds, other backwards of the module are averaged, too."""
+    """BUG: while an output of a dropped wrapper is left, other backwards of the module are averaged, too."""
     with mock.patch.object(Reducer, "wrapper_collected"):
         attach_reducer(members)
 
@@ -569,7 +567,7 @@ def MarksWhatWasThere(ddp: Ours, post_forward: Call, output: Any) -> Any:
 
 @replaces(Ours, "_post_forward")
 def TakesHooksAway(ddp: Ours, post_forward: Call, output: Any) -> Any:
-    """BUG: beside another wrapper a view that forward returns is viewed anew, without the hooks on it."""
+    """BUG: beside another wrapper a view that forward returns is viewed again, without the hooks on it."""
     with mock.patch.object(ddp_impl.autograd.marks, "is_more_than_a_view", return_value=False):
         return post_forward(output)
 
@@ -592,7 +590,7 @@ def _materializing(ctx: Any, *arguments: Any) -> Tensor:
 
 @replaces(Reducer, "begins_with_others")
 def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> Any:
-    """BUG: beside another wrapper, one that nobody holds takes a backward of the bare module for its outputs'."""
+    """BUG: beside another wrapper, a dropped one takes a backward of the bare module for its outputs'."""
     reduction, now = reducer.reduction, reducer.reduction.iteration
     awaits = now.progress is Progress.AWAITS and now.run is not Run.RUNS and not reduction.follows_local
     nodes = reducer.hooks.unshared(reduction.graph.nodes) if awaits else ()

@@ -1,10 +1,8 @@
 """Program `overflowed_step`: a step whose gradients overflow, which the user skips, and the steps after it.
 
-A gradient scaler makes such steps on purpose. What they leave in memory that a DDP keeps must not come back: NaN and
-infinity survive sums and products with 0, so that whoever does not write zeros has them in a later step.
+A gradient scaler makes such steps on purpose. What they leave in memory that a DDP keeps must not return: NaN and
+infinity survive sums and products with 0, so that a DDP that does not write zeros has them in a later step.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -16,12 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from conformance.models.integers import with_integer_weights
-from conformance.models.low_precision import precision_of
+from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.steps import gradients
 
@@ -34,7 +30,7 @@ BRANCHES = ("alternating", "by_rank", "both", "one")
 
 
 class Branches(nn.Module):
-    """Two branches, of which a forward uses those that it is told to, and layers that every forward uses."""
+    """Two branches, of which a forward uses those in `branches`, and layers that every forward uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +40,6 @@ class Branches(nn.Module):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor, branches: str) -> Tensor:
-        """Return rows of 2."""
         hidden = self.trunk(inputs)
         for name in branches:
             hidden = getattr(self, name)(hidden)
@@ -64,9 +59,7 @@ def branches_of(kind: str, rank: int, step: int) -> str:
 def _train(ctx: RankContext, *, overflows: bool) -> dict[str, Any]:
     """Train a module of its own; return the gradients of all steps as facts `step<k>/grad/<name>`."""
     module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
-    options = ctx.scenario.options
-    precision = {"mixed_precision": precision_of(options)} if "mixed_precision" in options else {}
-    model: Any = ctx.wrap(module, **precision)
+    model: Any = ctx.wrap(module, **precision_option(ctx.scenario.options))
     if ctx.arguments.get("hook"):
         model.register_comm_hook(ctx.process_group, fp16_compress_hook)
     joins = ctx.arguments.get("joins", False)

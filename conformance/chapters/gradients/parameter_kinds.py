@@ -3,8 +3,6 @@
 They are in one module, so that each shares its step with neighbours of other dtypes, shapes and strides.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 
 NUM_STEPS = 2
 
@@ -55,7 +50,7 @@ class Kinds(nn.Module):
                 self.register_parameter(f"{dtype} {kind}", nn.Parameter(stored.permute(back)))
 
     def forward(self, turn: RankStep) -> Tensor:
-        """Return a scalar whose gradients are integers that tell the rank, the step and the place."""
+        """Return a scalar whose gradients are integers that differ by rank, step and place."""
         total = torch.zeros((), dtype=torch.float64, device=turn.device)
         for name, parameter in self.named_parameters():
             factors = _integers(turn, name, parameter)
@@ -101,6 +96,3 @@ def parameter_kinds(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}", module)
         else:
             ctx.observe(f"step{index}/strides", _strides_of_gradients(module), must=strides)
-
-
-parameter_kinds.expects(truth_of)

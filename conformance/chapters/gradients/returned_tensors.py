@@ -4,8 +4,6 @@ Autograd knows tensors by their places in the graph. A DDP that gives what forwa
 away from it, or the part of its gradient that comes by way of earlier uses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,10 +11,7 @@ from torch import Tensor, nn
 
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
 from conformance.models.integers import RankStep
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.truth.steps import gradients
 
 NUM_STEPS = 2
@@ -37,7 +32,6 @@ class Returning(nn.Module):
         self.kept: Tensor | None = None  # no buffer: what the last forward has kept
 
     def forward(self, inputs: Tensor, data: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is made of both, or `inputs` themselves, and what is made of `inputs`."""
         made: Tensor = self.first(data) + inputs
         match self._handled:
             case "hooked_view":
@@ -107,6 +101,3 @@ def _loss(turn: RankStep, handled: str, hidden: Tensor, before: Tensor, outputs:
 
 def _of_kept(step: str, kept: Tensor | None) -> dict[str, Any]:
     return {} if kept is None else {f"{step}/kept": None if kept.grad is None else kept.grad.clone()}
-
-
-returned_tensors.expects(truth_of)

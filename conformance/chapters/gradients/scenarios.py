@@ -1,7 +1,5 @@
 """Scenarios of chapter gradients: every rank holds the mean in `.grad`, whatever users do with autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +49,6 @@ _EITHER_VIEW = (NO_VIEW, VIEW)
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis, **rest: Any) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     rest.setdefault("schedule", (Step(), Step(), Step()))
     yield from _grid(requirement, slug, "train", worlds, *axes, **rest)
 
@@ -61,10 +58,18 @@ def scenarios() -> Iterator[Scenario]:
     yield from _means()
     yield from _sizes()
     yield from _dtypes()
-    yield from _layouts()
+    views = (NO_VIEW | Variant(also=("GRAD-07", "GRAD-09")), VIEW | Variant(also=("GRAD-07", "GRAD-08")))
+    yield from _grid("GRAD-06", "", "gradient_layout", (1, 2, 3), each("module", MODULES), views)
+    for requirement, way in (("GRAD-08", VIEW), ("GRAD-09", PLAIN)):
+        double = fields("double", dtype="float64") | arguments(module="linear")
+        yield from _grid(requirement, "", "gradient_layout", 2, way.named(""), double)
     yield from _zero_grad()
     yield from _autograd_uses()
-    yield from _accidents()
+    recoveries = each("recovery", ("none", "update_process_group"))
+    yield from _grid("GRAD-17", "exception-recovery", "exception_in_backward", 2, recoveries, _EITHER_VIEW, ENDS_SOON)
+    yield from _grid("GRAD-18", "replaced", "replaced_parameter", 2, (PLAIN, UNUSED), ENDS_SOON)
+    ways = (PLAIN.named("one-bucket"), EACH_ALONE.named("many-buckets"), VIEW)
+    yield from _grid("GRAD-29", "read-at-once", "autograd_use", (2, 4), ways, arguments={"use": "ordinary"})
     yield from _frozen()
     yield from _changed()
     yield from _stand_ins()
@@ -73,7 +78,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _shared_outputs()
     yield from _returned_tensors()
     yield from _shared_memory()
-    yield from _sparse_sums()
+    rows = each("rows", ("all", "first", "none"))
+    yield from _grid(
+        "GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse_gradients",), also=("GRAD-20",)
+    )
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
@@ -119,14 +127,6 @@ def _dtypes() -> Iterator[Scenario]:
         yield from _grid("GRAD-06", "every-kind", "parameter_kinds", 2, way, arguments={"judge": "strides"})
 
 
-def _layouts() -> Iterator[Scenario]:
-    views = (NO_VIEW | Variant(also=("GRAD-07", "GRAD-09")), VIEW | Variant(also=("GRAD-07", "GRAD-08")))
-    yield from _grid("GRAD-06", "", "gradient_layout", (1, 2, 3), each("module", MODULES), views)
-    for requirement, way in (("GRAD-08", VIEW), ("GRAD-09", PLAIN)):
-        double = fields("double", dtype="float64") | arguments(module="linear")
-        yield from _grid(requirement, "", "gradient_layout", 2, way.named(""), double)
-
-
 def _zero_grad() -> Iterator[Scenario]:
     ways = [fields(way, schedule=(Step(zero_grad=way),) * 3) for way in ("zeros", "keep")]
     yield from _train("GRAD-10", "", 2, models("mlp", "gpt", "mixed_dtypes", "channels_last_cnn"), ways, _EITHER_VIEW)
@@ -161,14 +161,6 @@ def _autograd_uses() -> Iterator[Scenario]:
         for use in uses:
             program = "refusable_use" if USES[use].refusal else "autograd_use"
             yield from _grid(requirement, dashed(use), program, 2, ways, ENDS_SOON, arguments={"use": use})
-
-
-def _accidents() -> Iterator[Scenario]:
-    recoveries = each("recovery", ("none", "update_process_group"))
-    yield from _grid("GRAD-17", "exception-recovery", "exception_in_backward", 2, recoveries, _EITHER_VIEW, ENDS_SOON)
-    yield from _grid("GRAD-18", "replaced", "replaced_parameter", 2, (PLAIN, UNUSED), ENDS_SOON)
-    ways = (PLAIN.named("one-bucket"), EACH_ALONE.named("many-buckets"), VIEW)
-    yield from _grid("GRAD-29", "read-at-once", "autograd_use", (2, 4), ways, arguments={"use": "ordinary"})
 
 
 #: What a wrapped module is changed under.
@@ -210,13 +202,6 @@ def _changed() -> Iterator[Scenario]:
 def _shared_memory() -> Iterator[Scenario]:
     ways = (PLAIN, EACH_ALONE, VIEW | EACH_ALONE)
     yield from _grid("GRAD-36", "views-of-one", "shared_memory", 2, ways)
-
-
-def _sparse_sums() -> Iterator[Scenario]:
-    rows = each("rows", ("all", "first", "none"))
-    yield from _grid(
-        "GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse_gradients",), also=("GRAD-20",)
-    )
 
 
 def _shared_outputs() -> Iterator[Scenario]:
@@ -307,7 +292,7 @@ def _local_hooks() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, alone, alone | VIEW, STATIC, unused, unused | VIEW, local, local | VIEW)
     for moment in MOMENTS_OF_HOOKS:
         for kind in each("kind", KINDS_OF_HOOKS):
-            # How a reducer is told of what a tensor hook returns does not depend on its options.
+            # What a tensor hook returns reaches the reducer in one way, whatever its options.
             tried = ways[:1] if kind.slug == "returns" else ways
             yield from _grid("GRAD-39", moment, "local_hooks", 2, kind, tried, arguments={"moment": moment})
 
@@ -330,15 +315,11 @@ def _apart() -> Iterator[Scenario]:
 
 
 def _neighbours() -> Iterator[Scenario]:
+    """Yield two wrappers beside each other, of which every other step may hold one within its own `no_sync`."""
     alone = EACH_ALONE.named("alone")
-    kinds = (
-        Variant(needs=("no_sync",)),
-        Variant("frozen", arguments={"freezes": True}, needs=("no_sync",)),
-        Variant("joined", arguments={"joins": True}, needs=("no_sync", "join")),
-    )
-    seeds = (fields(seed=0).at(2), fields(seed=1).at(3))
-    for way in (PLAIN, VIEW, alone, alone | VIEW, UNUSED):
-        yield from _grid("GRAD-24", "neighbours", "neighbours", (), kinds, way, seeds)
+    layouts, local = each("layout", ("side_by_side", "separate")), each("local", ("none", "first", "last"))
+    for way in (PLAIN.at(2, 3), VIEW, alone, alone | VIEW, UNUSED):
+        yield from _grid("GRAD-24", "neighbours", "company", 2, Variant(needs=("no_sync",)), way, layouts, local)
 
 
 def _dropped() -> Iterator[Scenario]:

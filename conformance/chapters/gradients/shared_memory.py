@@ -1,19 +1,15 @@
 """Program `shared_memory`: autograd gives several large parameters one gradient, which is one piece of memory."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 
 NUM_STEPS = 3
 #: So large that it may pay for a DDP to reduce a gradient where it is.
 WIDTH = 182
+_step = step_on(WIDTH * WIDTH)
 
 
 class Summed(nn.Module):
@@ -31,13 +27,8 @@ class Summed(nn.Module):
         self.third = nn.Parameter(torch.empty(WIDTH, WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return as many elements as a parameter has."""
         total = self.scaled.view(-1) * inputs + self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
         return (total * inputs).view(WIDTH, WIDTH)
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(WIDTH * WIDTH))))
 
 
 @program("shared_memory", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -45,6 +36,3 @@ def shared_memory(ctx: RankContext) -> None:
     """Train steps of `Summed`; observe `step<k>/grad/<name>`. All ranks run it."""
     module = with_integer_weights(Summed(), ctx.scenario.seed).to(ctx.device)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
-
-
-shared_memory.expects(truth_of)

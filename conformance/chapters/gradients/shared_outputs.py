@@ -4,18 +4,13 @@ What shares the memory shows the change, and its gradient comes by way of it: fo
 that returns a copy, or a tensor of the same memory with a graph of its own, gives other gradients than the module.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.chapters.gradients.layer_below import WIDTH, total_loss, with_layer_below
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.truth.steps import gradients
 
 NUM_STEPS = 3
@@ -53,10 +48,6 @@ class Sharing(nn.Module):
         return (made.view(-1) if self._shared == "view_of_kept" else made), made * 2
 
 
-def _uses(idle: str, rank: int, step: int, world_size: int) -> bool:
-    return {"none": True, "rank_0": rank != 0, "by_turns": rank != step % world_size}[idle]
-
-
 @program("shared_outputs", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def shared_outputs(ctx: RankContext) -> None:
     """Train a layer, and `Sharing` on top of it; observe `step<k>/grad/<name>`. All ranks run it.
@@ -75,12 +66,9 @@ def _train(ctx: RankContext) -> dict[str, Any]:
         pair.zero_grad(set_to_none=True)
         turn = rank_step(ctx, index)
         hidden = turn.forward(below, turn.inputs(WIDTH, WIDTH))
-        uses = _uses(idle, ctx.rank, index, ctx.scenario.world_size)
+        uses = {"none": True, "rank_0": ctx.rank != 0, "by_turns": ctx.rank != index % ctx.scenario.world_size}[idle]
         first, second = turn.forward(above, hidden, turn.inputs(WIDTH, WIDTH, micro=1), uses)
         first.mul_(3)
         turn.backward(total_loss(turn, first, second, hidden if "input" in shared else sharing.kept))
         facts |= gradients(f"step{index}", pair)
     return facts
-
-
-shared_outputs.expects(truth_of)

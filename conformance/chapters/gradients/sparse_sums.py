@@ -1,6 +1,4 @@
-"""Program `sparse_sums`: how many sums a rank has under way beside a sparse one, while another rank is late."""
-
-from __future__ import annotations
+"""Program `sparse_sums`: how many sums are in flight on a rank beside a sparse one, while another rank is late."""
 
 import itertools
 import threading
@@ -12,14 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_most
 
 NUM_TABLES = 4
 _NUM_ROWS, _WIDTH = 4, 2
-#: So long the other ranks have for all that they start before the last one takes part.
+#: How long the other ranks have to launch what they launch before the last one takes part.
 _LATE_S = 0.3
 _PATIENCE = timedelta(seconds=30)
 #: A key of the store serves one backward only. Ranks that run a program run the same ones before it.
@@ -36,14 +33,13 @@ class Tables(nn.Module):
         self.bias = nn.Parameter(torch.zeros(_WIDTH))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return a scalar; each row that is looked up, and the bias, gets ones from it."""
         hidden: Tensor = sum((table(rows).sum(0) for table in self.before), self.bias)
         return sum((table(rows).sum(0) for table in self.after), hidden).sum()
 
 
 @program("sparse_sums", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sparse_sums(ctx: RankContext) -> None:
-    """Train two steps of `Tables`; observes each gradient, and how many sums were under way at once.
+    """Train two steps of `Tables`; observes each gradient, and how many sums were in flight at once.
 
     Argument `rows` says who looks rows up: `all`, `first` (rank 0 alone) or `none`. All ranks run it.
     """

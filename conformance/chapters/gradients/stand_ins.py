@@ -1,7 +1,5 @@
 """Program `stand_ins`: tensors stand in for the wrapped module's parameters for one call, by `functional_call`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,10 +10,7 @@ from torch.func import functional_call
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -99,9 +94,6 @@ def stand_ins(ctx: RankContext) -> None:
     once = Satisfies("one warning, which names '0.weight' and says 'local'", _is_one_warning)
     warned = [str(each.message) for each in caught if "functional_call" in str(each.message)]
     ctx.observe("answers", warned, must=once if USES[ctx.arguments["use"]][1] else [])
-
-
-stand_ins.expects(truth_of)
 
 
 def _is_one_warning(got: Any) -> bool:

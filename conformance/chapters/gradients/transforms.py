@@ -1,7 +1,5 @@
 """Program `transforms`: a wrapper is called within a function transform (`torch.func`), between steps of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,10 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 WIDTH = 3
 _NUM_STEPS = 4
@@ -38,7 +33,6 @@ class Curved(nn.Module):
     """
 
     def __init__(self, key: tuple[object, ...], *, has_buffer: bool, returns_parameter: bool) -> None:
-        """Give the buffer the values that belong to `key`."""
         super().__init__()
         self.returns_parameter, self.is_idle = returns_parameter, False
         self.first = nn.Linear(WIDTH, WIDTH)
@@ -47,7 +41,6 @@ class Curved(nn.Module):
             self.register_buffer("shift", integers(WIDTH, key=key))
 
     def forward(self, rows: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return rows of 2."""
         if self.is_idle:
             return rows
         hidden = self.first(rows).square()
@@ -95,6 +88,3 @@ def transforms(ctx: RankContext) -> None:
         return {"given": given}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
-
-
-transforms.expects(truth_of)

@@ -1,7 +1,5 @@
 """Programs about gradients whose mean is inexact, not finite, or close to overflow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -10,10 +8,8 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 
 NUM_STEPS = 2
@@ -31,12 +27,10 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.ones(LENGTH, dtype=dtype))
 
     def forward(self, factors: Tensor) -> Tensor:
-        """Return a vector whose sum has gradient `factors`."""
         return self.weight * factors
 
 
 def _special(rank: int) -> Tensor:
-    """Return a rank's gradient with one NaN and infinities in places of their own."""
     gradient = 12 * integers(LENGTH, key=("special", rank))
     if rank == 1:
         gradient[0] = math.nan
@@ -53,7 +47,7 @@ def _large(rank: int) -> Tensor:
 
 
 def _zeros(rank: int) -> Tensor:
-    """Return a rank's gradient of zeros that are negative on all ranks, on one or on none, or that come of a sum."""
+    """Return a rank's gradient of zeros that are negative on all ranks, on one or on none, or that a sum gives."""
     first = 1.0 if rank == 0 else -1.0 if rank == 1 else 0.0
     return torch.tensor([-0.0, math.copysign(0.0, first), 0.0, 12 * first, -0.0, 12.0])
 
@@ -96,7 +90,6 @@ class Rounded(nn.Module):
             self.layers = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 5))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 5."""
         output: Tensor = self.layers(inputs / 7)
         return output
 

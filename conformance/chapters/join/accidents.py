@@ -1,7 +1,5 @@
 """Programs about errors inside join contexts, and about contexts that must change nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -15,17 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from conformance.chapters.join.plan import UnevenPlan
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Collective
+from conformance.programs import RankContext, program, rank_step, step_on
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.truth.expected import Raises
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")
+_step = step_on(5, WIDTH)
 
 
 class Normalised(nn.Module):
@@ -37,15 +33,10 @@ class Normalised(nn.Module):
         self.group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2; all ranks must call it."""
         total = inputs.detach().sum(0)
         dist.all_reduce(total, group=self.group)
         output: Tensor = self.layer(inputs + total)
         return output
-
-
-def _step(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
 @program("early_termination", invariants=_INVARIANTS)
@@ -53,7 +44,7 @@ def early_termination(ctx: RankContext) -> None:
     """Train epochs on uneven inputs, each in a join context that raises when the first rank has run out of data.
 
     Argument `num_inputs` as in an `UnevenPlan`, of which `contexts` is the number of epochs; `communicates` gives the
-    module a collective of its own. Every rank catches the error, as one does to end an epoch, and goes on.
+    module a collective of its own. Every rank catches the error, as one does to end an epoch, and continues.
     Observes `epoch<e>/raised`, `epoch<e>/num_steps`, and gradients of two more
     steps of all ranks: outside of any context, behind an evaluation, and in one. All ranks run it.
     """
@@ -81,16 +72,12 @@ def early_termination(ctx: RankContext) -> None:
     ctx.observe_gradients("after", module)
 
 
-early_termination.expects(truth_of)
-
-
 def _wrapped(ctx: RankContext) -> tuple[nn.Module, Any]:
     module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
     return module, ctx.wrap(module)
 
 
 def _even_step(ctx: RankContext, model: Any, module: nn.Module, number: int) -> None:
-    """Run step `number` and observe its gradients as `after<number>/grad/<name>`."""
     module.zero_grad()
     _step(model, rank_step(ctx, number))
     ctx.observe_gradients(f"after{number}", module)
@@ -207,6 +194,3 @@ CASES: Mapping[str, Callable[[RankContext], None]] = {
 def join_case(ctx: RankContext) -> None:
     """Do what argument `case` names (see `CASES`). All ranks run it."""
     CASES[ctx.arguments["case"]](ctx)
-
-
-join_case.expects(truth_of)

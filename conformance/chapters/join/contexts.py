@@ -1,7 +1,5 @@
 """Programs about join contexts: their effect on buffers, and several joinables in one context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +12,10 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import gradients
@@ -39,7 +34,6 @@ class Marked(nn.Module):
         self.register_buffer("mark", torch.tensor([-1, -1]))
 
     def forward(self, inputs: Tensor, who: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return a vector and what the buffer held before this forward."""
         found = self.mark.clone()
         self.mark.copy_(torch.tensor(who))
         return self.weight * inputs, found
@@ -49,8 +43,8 @@ class Marked(nn.Module):
 def uneven_buffers(ctx: RankContext) -> None:
     """Train `Marked` by an `UnevenPlan` with one context. All ranks run it.
 
-    Observes for each step `found`, the (rank, step) that the buffer came from; `final/mark`, and for both whether all
-    ranks hold the same.
+    Observes for each step `found`, the (rank, step) that wrote the buffer; `final/mark`, and for both whether all ranks
+    hold the same.
     """
     plan = UnevenPlan.of(ctx.scenario)
     module = Marked().to(ctx.device)
@@ -110,7 +104,6 @@ class Counted(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         self.count += 1
         output: Tensor = self.layers(inputs)
         return output
@@ -144,9 +137,6 @@ def buffer_hook_in_join(ctx: RankContext) -> None:
     observe_run(ctx, run, refusal=Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook")))
 
 
-buffer_hook_in_join.expects(truth_of)
-
-
 class Counting(Joinable):
     """A joinable of the user's own, which counts over all ranks, in the manner of torch's Join documentation."""
 
@@ -159,30 +149,25 @@ class Counting(Joinable):
         self.was_last: bool | None = None
 
     def __call__(self) -> None:
-        """Count one on each rank that has data; those that have joined add nothing."""
         if work := Join.notify_join_context(self):
             work.wait()
         self.add(1)
 
     def add(self, number: int) -> None:
-        """Add the sum of all ranks' `number`; all ranks must call it."""
         total = torch.tensor([number], device=self.ctx.device)
         dist.all_reduce(total, group=self.ctx.process_group)
         self.count += int(total.item())
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Keep the keyword arguments of the context."""
         self.kwargs = kwargs
         return _CountingHook(self)
 
     @property
     def join_device(self) -> torch.device:
-        """The rank's device."""
         return self.ctx.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        """The rank's group."""
         return self.ctx.process_group
 
 
@@ -191,12 +176,10 @@ class _CountingHook(JoinHook):
         self.counting = counting
 
     def main_hook(self) -> None:
-        """Take part in the sum of the others with a zero."""
         self.counting.num_shadowed += 1
         self.counting.add(0)
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Record whether this rank joined last."""
         self.counting.was_last = is_last_joiner
 
 
@@ -213,7 +196,7 @@ def shared_join(ctx: RankContext) -> None:
     """Train on uneven inputs under one `Join` over the joinables that argument `joinables` lists: "ddp" or "counter".
 
     Observes the gradients of every wrapped module, `step<k>/model<i>/grad/<name>`, and of every counter `counter<i>`:
-    its count, how often its main hook ran, whether the context told it that it joined last, and the context's keyword
+    its count, how often its main hook ran, whether the context reported that it joined last, and the context's keyword
     arguments. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)
@@ -231,11 +214,7 @@ def shared_join(ctx: RankContext) -> None:
                     continue
                 modules[place].zero_grad()
                 _train(member, rank_step(ctx, index), place)
-                for name, value in gradients(f"step{index}/model{place}", modules[place]).items():
-                    ctx.observe(name, value)
+                ctx.observe_gradients(f"step{index}/model{place}", modules[place])
     for place, member in enumerate(members):
         if place not in modules:
             ctx.observe(f"counter{place}", [member.count, member.num_shadowed, member.was_last, member.kwargs])
-
-
-shared_join.expects(truth_of)

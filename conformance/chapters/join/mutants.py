@@ -1,7 +1,5 @@
 """Mutants of chapter join: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 from types import TracebackType
 from typing import Any
@@ -43,7 +41,7 @@ def EndsWithOwnModel(ddp: TorchDDP, sync_final_model: Call, is_last_joiner: bool
 
 @replaces(TorchDDP, "_find_common_rank")
 def JoinBuffersOfRank0(ddp: TorchDDP, find_common_rank: Call, input_rank: int, rank_cond: bool) -> int:
-    """BUG: inside a join context buffers come from rank 0 although it may have joined."""
+    """BUG: inside a join context buffers are copied from rank 0 although it may have joined."""
     find_common_rank(input_rank, rank_cond)
     return 0
 
@@ -66,16 +64,10 @@ class _OwnContext(TorchDDP):
     context: type[Join] = Join
 
     def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Any:
         return self.context(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
         )
 
 
@@ -103,7 +95,7 @@ class _Swallowing(Join):
 
 
 class SwallowsExceptions(_OwnContext):
-    """BUG: an exception inside a join context does not come out of it."""
+    """BUG: an exception inside a join context does not leave it."""
 
     context = _Swallowing
 
@@ -133,7 +125,7 @@ def JoinedRanksKeepFirstBuckets(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -
 
 @as_part
 class JoinsWithOldMemory(Reduction):
-    """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
+    """BUG: ranks without data contribute memory that was never written, which is zero by luck."""
 
     _is_idle = False
 
@@ -159,13 +151,13 @@ class _NeverRebuilds:
 
 @replaces(TorchDDP, "_get_ddp_logging_data")
 def LogsNoJoin(ddp: TorchDDP, get_ddp_logging_data: Call) -> Any:
-    """BUG: the logging data does not tell that a join context was used."""
+    """BUG: the logging data does not report that a join context was used."""
     return {key: value for key, value in get_ddp_logging_data().items() if key != "join_uneven_inputs"}
 
 
 @replaces(TorchDDP, "join_process_group")
 def JoinsAnyGroup(ddp: TorchDDP, join_process_group: Call) -> Any:
-    """BUG: whatever its process group, it says to a join context that it is the default group."""
+    """BUG: whatever its process group, it reports the default group to a join context."""
     return dist.group.WORLD
 
 
@@ -192,7 +184,7 @@ class _Staying(UnevenInputs):
 
 @replaces(Ours, "join")
 def StaysInItsContext(ddp: Ours, join: Call, /, *args: Any, **kwargs: Any) -> UnevenInputs:
-    """BUG: a rank that hears at the end of a context of its early termination stays in the context."""
+    """BUG: a rank that a context terminates early, at its end, stays in the context."""
     context: UnevenInputs = join(*args, **kwargs)
     context.__class__ = _Staying
     return context

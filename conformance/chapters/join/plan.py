@@ -37,11 +37,9 @@ class UnevenPlan:
         return plan
 
     def active(self, index: int) -> list[int]:
-        """Return the ranks that have an input number `index`."""
         return [rank for rank, count in enumerate(self.num_inputs) if index < count]
 
     def last_joiners(self) -> list[int]:
-        """Return the ranks that have the most inputs."""
         return [rank for rank, count in enumerate(self.num_inputs) if count == max(self.num_inputs)]
 
     def step_number(self, context: int, index: int) -> int:
@@ -49,5 +47,4 @@ class UnevenPlan:
         return context * max(self.num_inputs) + index
 
     def is_synchronised(self, index: int) -> bool:
-        """Whether the backward of input `index` averages gradients."""
         return (index + 1) % self.sync_every == 0

@@ -1,6 +1,4 @@
-"""Scenarios of chapter join: ranks with data go on training, and all ranks end with one model."""
-
-from __future__ import annotations
+"""Scenarios of chapter join: ranks with data continue to train, and all ranks end with one model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,12 +38,10 @@ _EFFECTIVE = arguments("effective", divide_by_initial_world_size=False)
 
 
 def _given(inputs: Inputs) -> Variant:
-    """Return so many inputs by rank, on as many ranks."""
     return arguments("".join(map(str, inputs)), num_inputs=list(inputs)).at(len(inputs))
 
 
 def _train(requirement: str, slug: str, name: str, inputs: Inputs, *ways: Variant, **rest: Any) -> Iterator[Scenario]:
-    """Yield a scenario of program `uneven_training`, called `slug` and its inputs."""
     unnamed = (way.named("") for way in (model(name), *ways))
     yield from _grid(requirement, slug, "uneven_training", (), *unnamed, _given(inputs), **rest)
 

@@ -1,7 +1,5 @@
 """Program `uneven_training`: ranks with different numbers of inputs train inside join contexts."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
@@ -13,11 +11,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.optimizers import LEARNING_RATE
+from conformance.programs import RankContext, program
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 
 
 @program("uneven_training", invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"))
@@ -50,9 +46,6 @@ def uneven_training(ctx: RankContext) -> None:
     ctx.observe_parameters("final", module)
     for name, buffer in module.named_buffers():
         ctx.observe(f"same_everywhere/{name}", same_bits_everywhere(ctx, [buffer]), must=True)
-
-
-uneven_training.expects(truth_of)
 
 
 def _doubled_mean(group, bucket):  # type: ignore[no-untyped-def]

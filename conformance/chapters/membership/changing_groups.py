@@ -1,7 +1,5 @@
 """Programs about a wrapper that continues with other ranks: `_update_process_group` and related methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +12,9 @@ from conformance.errors import present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import error_naming
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -42,7 +37,6 @@ class Team(nn.Module):
         self.midway: Callable[[], None] | None = None
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2: those of the three layers, and of the one beside them if it is in `uses`."""
         if self.seen is not None:
             with torch.no_grad():
                 self.seen += inputs.sum()
@@ -57,9 +51,7 @@ class Team(nn.Module):
 
 
 def _build(scenario: Scenario) -> Team:
-    module = Team(with_buffer=bool(scenario.arguments.get("buffer")))
-    with_integer_weights(module, scenario.seed)
-    return module
+    return with_integer_weights(Team(with_buffer=bool(scenario.arguments.get("buffer"))), scenario.seed)
 
 
 def _backward(model: nn.Module, turn: RankStep, micro: int, uses: str) -> None:
@@ -101,7 +93,7 @@ def membership_after_exception(ctx: RankContext) -> None:
     """Run `membership` for courses with a `bomb`, where no rank waits for the collectives in flight at that moment.
 
     With `late`, they are in flight for long: the last rank runs that backward only when the others are in the middle of
-    their next one, with half of its gradients reduced or on their way, and those go on once the old collectives are
+    their next one, with half of its gradients reduced or on their way, and those continue once the old collectives are
     complete. What these have left anywhere by then must not be taken for a gradient.
     """
     _course(ctx)
@@ -232,10 +224,6 @@ def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
 
 
-membership.expects(truth_of)
-membership_after_exception.expects(truth_of)
-
-
 @program("removed_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def removed_hooks(ctx: RankContext) -> None:
     """Train a step, if argument `first` says so, call `_remove_autograd_hooks`, and run forwards and backwards.
@@ -255,9 +243,6 @@ def removed_hooks(ctx: RankContext) -> None:
         _backward(model, rank_step(ctx, index), 0, uses)
         ctx.observe_gradients(f"step{index}", module)
     ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])), must=0)
-
-
-removed_hooks.expects(truth_of)
 
 
 @program("finalized_reducer", invariants=("leaves_no_trace",))
@@ -311,12 +296,7 @@ def _finalized_reducer(scenario: Scenario) -> Mapping[int, Facts]:
 def foreign_group(ctx: RankContext) -> None:
     """Call `_update_process_group` with None and with a string; observe the exceptions. All ranks run it."""
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
-    for name, value in (("none", None), ("text", "gloo"), ("number", 7)):
-        with ctx.catching(name):
-            model._update_process_group(value)
-
-
-@foreign_group.expects
-def _foreign_group(scenario: Scenario) -> Mapping[int, Facts]:
     refusal = Raises(("TypeError", "ValueError", "RuntimeError"))
-    return {rank: dict.fromkeys(("none", "text", "number"), refusal) for rank in range(scenario.world_size)}
+    for name, value in (("none", None), ("text", "gloo"), ("number", 7)):
+        with ctx.catching(name, must=refusal):
+            model._update_process_group(value)

@@ -1,7 +1,5 @@
 """Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -17,16 +15,14 @@ from conformance.errors import instance, present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bare_group import bare_group
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
-#: The step in which the last rank fails, counted from 0. Where branches differ, no step comes to its end.
+#: The step in which the last rank fails, counted from 0. Where branches differ, no step ends.
 FAILING_STEP = 2
-#: Longer than a busy machine keeps a rank waiting, which would raise in a step that everybody comes to.
+#: Longer than a busy machine keeps a rank waiting, which would raise in a step that every rank runs.
 _TIMEOUT = timedelta(seconds=4)
 
 
@@ -43,7 +39,6 @@ class Branching(nn.Module):
         self.place = ""
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
-        """Return rows of 2, having used the layers that `uses` names."""
         if self.place == "forward":
             raise ArithmeticError("the batch makes no sense")
         hidden = self.last(sum(self.get_submodule(name)(inputs) for name in uses.split()))
@@ -60,7 +55,7 @@ def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
     try:
         yield bare_group(ctx, group) if ctx.arguments.get("no_store") else group
     finally:
-        dist.barrier(group=ctx.process_group)  # nobody leaves before all have failed
+        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
         dist.destroy_process_group(group)
 
 
@@ -70,14 +65,14 @@ def _train(ctx: RankContext, group: dist.ProcessGroup) -> None:
     if place == "construction" and fails:
         module.requires_grad_(False)
     model: Any = ctx.wrap(module, process_group=group)
-    if place == "comm_hook":
+    if place in ("comm_hook", "pending_hook"):
         model.register_comm_hook((group, module), _summing)
     uses = "left right"
     if place == "branches":
         uses = "left" if fails else "right"
     for index in range(FAILING_STEP + 1):
         module.zero_grad()
-        if fails and index == FAILING_STEP:
+        if index == FAILING_STEP and (fails or place == "pending_hook"):
             module.place = place
         turn = rank_step(ctx, index)
         loss = turn.loss(turn.forward(model, turn.inputs(4, 3), uses))
@@ -90,7 +85,8 @@ def failing_peer(ctx: RankContext) -> None:
     """Train until the last rank fails where argument `place` says. Observes `raised`. All ranks run it.
 
     Places: `construction`, `forward`, `backward`, `comm_hook`; `skipped`: it leaves a backward out, and raises nothing;
-    `branches`: from the first step it uses another layer than the other ranks. With `no_store` the group has none.
+    `branches`: from the first step it uses another layer than the other ranks. `pending_hook`: on every rank, the comm
+    hook returns a future that is never done. With `no_store` the group has none.
     """
     with _impatient_group(ctx) as group, ctx.catching("raised"):
         _train(ctx, group)
@@ -100,8 +96,10 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
     group, module = state
     if module.place == "comm_hook":
         raise ArithmeticError("the hook does not like this bucket")
+    if module.place == "pending_hook":
+        return Future()
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 #: What may follow a backward, by name: a block, which gets the wrapper, around the next call of the wrapper.
@@ -117,7 +115,7 @@ WAYS_ON = (*_WAYS_ON, "evaluation", "end_of_join", "buffers")
 
 @program("ways_on", invariants=("leaves_no_trace",))
 def ways_on(ctx: RankContext) -> None:
-    """Leave a layer out on the last rank alone, and go on there as argument `way` says, while the others wait for it.
+    """Leave a layer out on the last rank alone, and continue there as argument `way` says, while the others wait.
 
     Ways: a forward as it is (`synchronised`), under `no_sync`, under `no_grad`, in inference mode (`inference`), of an
     `evaluation` in eval mode, inside a `join`; the end of a join in which the layer was left out (`end_of_join`);
@@ -198,10 +196,13 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     place, last = scenario.arguments["place"], scenario.world_size - 1
     others = range(last)
     if place == "branches":
-        told = ("left.weight", "left.bias", "right.weight", "right.bias")
-        facts = {rank: {"raised": Raises(("RuntimeError",), (*told, f"rank {last}"))} for rank in others}
-        return {**facts, last: {"raised": Raises(("RuntimeError",), (*told, "rank 0"))}}
+        named = ("left.weight", "left.bias", "right.weight", "right.bias")
+        facts = {rank: {"raised": Raises(("RuntimeError",), (*named, f"rank {last}"))} for rank in others}
+        return {**facts, last: {"raised": Raises(("RuntimeError",), (*named, "rank 0"))}}
     step = f"step {FAILING_STEP}"
+    if place == "pending_hook":
+        pending = Raises(("RuntimeError",), (step, _summing.__name__, "last."))
+        return {rank: {"raised": pending} for rank in range(scenario.world_size)}
     if place == "skipped" or scenario.arguments.get("no_store"):
         waits = Raises(("RuntimeError",), (step, "last."))
     elif place == "construction":

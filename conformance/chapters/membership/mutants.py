@@ -1,7 +1,5 @@
 """Mutants of chapter membership: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +10,10 @@ import torch.distributed as dist
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.reducer.iteration import Iteration
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 from ddp_impl.wire.peers import Peers
 
@@ -27,7 +27,7 @@ def ResetForgetsHook(reducer: Reducer, reset: Call, group: Any) -> None:
 
 @replaces(Ours, "_update_process_group")
 def RefusesOutsiders(ddp: Ours, update_process_group: Call, new_process_group: Any) -> None:
-    """BUG: a rank that is not in the new group cannot be told so."""
+    """BUG: a rank that is not in the new group cannot be given its placeholder."""
     if not isinstance(new_process_group, torch.distributed.ProcessGroup):
         raise TypeError("a process group is needed")
     update_process_group(new_process_group)
@@ -87,7 +87,7 @@ def ResetDropsGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup)
 
 @replaces(Reducer, "reset")
 def AgreesOnNewGroup(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
-    """BUG: `_update_process_group` communicates, which ranks that come later do not answer."""
+    """BUG: `_update_process_group` communicates, which ranks that arrive later do not answer."""
     reset(group)
     collectives.all_reduce_now(torch.zeros(1), group)
 
@@ -124,6 +124,16 @@ def LeavesTheTimeoutAlone(peers: Peers, awaiting: Call, phase: str, what: str) -
     yield
 
 
+@replaces(Reduction, "wait")
+def WaitsForAFutureForEver(reduction: Reduction, wait: Call, bucket: Bucket) -> torch.Tensor:
+    """BUG: the future that a comm hook has returned is waited for without bound, and hangs where it is never done."""
+    _, pending = reduction.iteration.in_flight[bucket.index]
+    if isinstance(pending, torch.futures.Future):
+        pending.wait()
+    reduced: torch.Tensor = wait(bucket)
+    return reduced
+
+
 @replaces(Peers, "exchange")
 def KnowsItsOwnBranchOnly(peers: Peers, exchange: Call, reason: str) -> str:
     """BUG: an error about missing gradients does not say what is missing on other ranks."""
@@ -153,7 +163,7 @@ def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, /, *inputs: Any, *
 
 @replaces(Reducer, "backward_raised")
 def HoldsExceptionsBack(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
-    """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
+    """BUG: a rank whose backward raised before its first gradient waits for the others before it raises."""
     backward_raised(*arguments)
     if reducer.raised_early:
         collectives.all_reduce_now(torch.zeros(1), reducer.group)

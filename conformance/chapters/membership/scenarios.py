@@ -1,7 +1,5 @@
 """Scenarios of chapter membership: ranks leave and join, and a wrapper continues after a failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +36,6 @@ _STEPS = ["step", "step", "step"]
 def _course(
     requirement: str, slug: str, world_size: int, phases: list[Phase], *axes: Axis, **rest: Any
 ) -> Iterator[Scenario]:
-    """Yield courses of the given phases."""
     blown = any("bomb" in step for _, steps in phases for step in steps)
     program = "membership_after_exception" if blown else "membership"
     in_turn = arguments(phases=[[members, steps] for members, steps in phases])
@@ -50,28 +47,33 @@ def scenarios() -> Iterator[Scenario]:
     yield from _shrink_and_grow()
     yield from _last_forwards()
     yield from _accidents()
-    yield from _accumulation()
+    for world_size in (2, 3):
+        all_ranks, fewer = list(range(world_size)), list(range(world_size - 1))
+        kept: list[Phase] = [(all_ranks, ["step", "step", "local"]), (fewer, _STEPS)]
+        yield from _course("MEMBER-06", "kept", world_size, kept, (PLAIN, VIEW, SCALARS_ALONE))
+        before: list[Phase] = [(all_ranks, ["step", "step:-", "local:b"]), (fewer, ["step:-", "step:-"])]
+        yield from _course("MEMBER-06", "used-only-before", world_size, before, UNUSED.named(""))
     yield from _hooks()
     yield from _peers()
 
 
 def _shrink_and_grow() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
-        everybody, fewer = list(range(world_size)), list(range(world_size - 1))
-        shrinking: list[Phase] = [(everybody, _STEPS), (fewer, _STEPS)]
-        first_leaves: list[Phase] = [(everybody, _STEPS), (everybody[1:], _STEPS)]
-        returning: list[Phase] = [(everybody, _STEPS), (fewer, _STEPS), (everybody, _STEPS)]
+        all_ranks, fewer = list(range(world_size)), list(range(world_size - 1))
+        shrinking: list[Phase] = [(all_ranks, _STEPS), (fewer, _STEPS)]
+        first_leaves: list[Phase] = [(all_ranks, _STEPS), (all_ranks[1:], _STEPS)]
+        returning: list[Phase] = [(all_ranks, _STEPS), (fewer, _STEPS), (all_ranks, _STEPS)]
         for way in _VARIANTS if world_size < 4 else (PLAIN,):
             also = ("MEMBER-03",) if way is PLAIN else ("MEMBER-03", "MEMBER-07")
             yield from _course("MEMBER-01", "last-leaves", world_size, shrinking, way, also=also)
-            soon: list[Phase] = [(everybody, _STEPS), (fewer, _STEPS[:2]), (everybody, _STEPS)]
+            soon: list[Phase] = [(all_ranks, _STEPS), (fewer, _STEPS[:2]), (all_ranks, _STEPS)]
             yield from _course("MEMBER-02", "last-returns", world_size, soon, way, also=also)
-            yield from _course("MEMBER-02", "newcomer", world_size, [(fewer, _STEPS), (everybody, _STEPS)], way)
+            yield from _course("MEMBER-02", "newcomer", world_size, [(fewer, _STEPS), (all_ranks, _STEPS)], way)
         yield from _course("MEMBER-01", "first-leaves", world_size, first_leaves)
         yield from _course("MEMBER-01", "at-once", world_size, [(fewer, _STEPS)])
-        yield from _course("MEMBER-03", "same-group", world_size, [(everybody, _STEPS), (everybody, _STEPS)])
+        yield from _course("MEMBER-03", "same-group", world_size, [(all_ranks, _STEPS), (all_ranks, _STEPS)])
         yield from _course("MEMBER-05", "first-leaves", world_size, first_leaves, _BUFFER)
-        short = [(members, _STEPS[:2]) for members in (everybody, fewer, everybody)]
+        short = [(members, _STEPS[:2]) for members in (all_ranks, fewer, all_ranks)]
         yield from _course("MEMBER-05", "last-returns", world_size, short, _BUFFER)
         yield from _course("MEMBER-07", "", world_size, returning, _HOOK)
         outsiders = arguments("outsider", outsiders=True)
@@ -91,31 +93,22 @@ def _last_forwards() -> Iterator[Scenario]:
 
 def _accidents() -> Iterator[Scenario]:
     for world_size in (2, 3):
-        everybody, fewer = list(range(world_size)), list(range(world_size - 1))
-        again: Phase = (everybody, _STEPS)
-        bombed: Phase = (everybody, ["step", "step", "bomb"])
+        all_ranks, fewer = list(range(world_size)), list(range(world_size - 1))
+        again: Phase = (all_ranks, _STEPS)
+        bombed: Phase = (all_ranks, ["step", "step", "bomb"])
         for way in _VARIANTS:
             # With other options there is one bucket, never full by then.
             late = way | arguments(late=True) if way is SCALARS_ALONE else way
             if world_size == 2 or way is PLAIN:
-                yield from _course("MEMBER-04", "first-step", world_size, [(everybody, ["bomb"]), again], late)
+                yield from _course("MEMBER-04", "first-step", world_size, [(all_ranks, ["bomb"]), again], late)
                 yield from _course("MEMBER-04", "later", world_size, [bombed, again], late)
             yield from _course("MEMBER-04", "shrink", world_size, [bombed, (fewer, _STEPS)], late)
             if world_size == 2:
-                yield from _course("MEMBER-09", "forgotten", 2, [(everybody, ["step", "step", "forward"]), again], way)
-        once: Phase = (everybody, ["step", "bomb"])
+                yield from _course("MEMBER-09", "forgotten", 2, [(all_ranks, ["step", "step", "forward"]), again], way)
+        once: Phase = (all_ranks, ["step", "bomb"])
         yield from _course("MEMBER-04", "", world_size, [once, again], _HOOK)
-        yield from _course("MEMBER-04", "twice", world_size, [once, (everybody, ["bomb"]), again])
-        yield from _course("MEMBER-09", "forgotten-at-first", world_size, [(everybody, ["forward"]), again])
-
-
-def _accumulation() -> Iterator[Scenario]:
-    for world_size in (2, 3):
-        everybody, fewer = list(range(world_size)), list(range(world_size - 1))
-        kept: list[Phase] = [(everybody, ["step", "step", "local"]), (fewer, _STEPS)]
-        yield from _course("MEMBER-06", "kept", world_size, kept, (PLAIN, VIEW, SCALARS_ALONE))
-        before: list[Phase] = [(everybody, ["step", "step:-", "local:b"]), (fewer, ["step:-", "step:-"])]
-        yield from _course("MEMBER-06", "used-only-before", world_size, before, UNUSED.named(""))
+        yield from _course("MEMBER-04", "twice", world_size, [once, (all_ranks, ["bomb"]), again])
+        yield from _course("MEMBER-09", "forgotten-at-first", world_size, [(all_ranks, ["forward"]), again])
 
 
 def _hooks() -> Iterator[Scenario]:
@@ -141,6 +134,8 @@ def _peers() -> Iterator[Scenario]:
     silent = (arguments("skipped", place="skipped"), arguments("no-store", place="backward", no_store=True))
     for way in _VARIANTS:
         yield from _grid("MEMBER-15", "", "failing_peer", 2, silent, way, waiting)
+    pending = Variant("pending", arguments={"place": "pending_hook"}, needs=("comm_hook",))
+    yield from _grid("MEMBER-19", "", "failing_peer", 2, pending, (PLAIN, VIEW, UNUSED), waiting)
     branches = each("place", ["branches"])
     yield from _grid("MEMBER-16", "", "failing_peer", (2, 3), branches, (PLAIN, VIEW, SCALARS_ALONE), waiting)
     nobody, some = each("behind", ("none", "some"))

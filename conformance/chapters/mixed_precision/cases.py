@@ -5,10 +5,9 @@ integers plus a small fraction that every low precision rounds away. Therefore g
 convert something, and the full-precision weights show whether the DDP ever rounded them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +22,7 @@ from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.truth.expected import Anything
 
 NUM_STEPS = 3
@@ -51,21 +47,14 @@ def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
 
 
 def _seen_by(model: Any) -> list[str]:
-    """Return what the layers recorded, wherever the wrapper keeps them."""
     for part in model.modules():
         if isinstance(part, Watching):
             return part.seen.take()
     raise AssertionError("no module keeps notes")
 
 
-def _ordinary(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    output = turn.forward(model, _inputs(turn))
-    turn.backward(small_loss(turn, output))
-    return {"seen": _seen_by(model), "output": output}
-
-
-def _one_row(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    output = turn.forward(model, _inputs(turn, rows=1))
+def _ordinary(model: Any, turn: RankStep, rows: int = 2) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn, rows))
     turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "output": output}
 
@@ -104,13 +93,8 @@ def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
     return {"seen": _seen_by(model)}
 
 
-def _branch_by_rank(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else "b")))
-    return {"seen": _seen_by(model)}
-
-
-def _branches_ab(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab")))
+def _branches(model: Any, turn: RankStep, elsewhere: str) -> Mapping[str, Any]:
+    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else elsewhere)))
     return {"seen": _seen_by(model)}
 
 
@@ -163,19 +147,19 @@ def _frozen_is_written(model: Any, turn: RankStep) -> Mapping[str, Any]:
 
 CASES: Mapping[str, Case] = {
     "layers": Case(layers.Layers, _ordinary),
-    "tied": Case(layers.Tied, _one_row),
+    "tied": Case(layers.Tied, partial(_ordinary, rows=1)),
     "checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _input_gradient),
     "checkpoint_reentrant": Case(lambda: layers.Checkpointed(reentrant=True), _input_gradient),
     "ignored_in_root": Case(layers.Scaled, _ordinary, ignored=("scale",)),
     "not_ignored": Case(layers.Scaled, _ordinary),
-    "ignored_layer": Case(layers.Branches, _branches_ab, ignored=("c.weight", "c.bias")),
+    "ignored_layer": Case(layers.Branches, partial(_branches, elsewhere="ab"), ignored=("c.weight", "c.bias")),
     "input_gradient": Case(layers.Layers, _input_gradient),
     "containers": Case(layers.Containers, _containers),
     "two_dtypes": Case(layers.TwoDtypes, _ordinary),
     "complex": Case(layers.WithComplex, _ordinary),
     "sparse": Case(layers.WithTable, _rows),
-    "branch_by_rank": Case(layers.Branches, _branch_by_rank),
-    "branch_never_used": Case(layers.Branches, _branches_ab),
+    "branch_by_rank": Case(layers.Branches, partial(_branches, elsewhere="b")),
+    "branch_never_used": Case(layers.Branches, partial(_branches, elsewhere="ab")),
     "two_forwards": Case(layers.Layers, _two_forwards),
     "frozen": Case(layers.Frozen, _ordinary),
     "between": Case(layers.WithPReLU, _ordinary),
@@ -224,9 +208,6 @@ def mixed_precision_case(ctx: RankContext) -> None:
     is_open = ctx.world_size == 1 or ctx.arguments["case"] == "sparse"  # in what rows travel is left open
     ctx.observe("wire", sorted(reduced), must=Anything() if is_open else sorted(set(map(_real, wire))))
     ctx.observe("bucket_dtypes", sorted(in_buckets), must=wire if ctx.arguments.get("hook") else [])
-
-
-mixed_precision_case.expects(truth_of)
 
 
 def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

@@ -4,8 +4,6 @@ What is observed are operators, by the order in which they are called: `to`, `co
 storage of a parameter and write the low precision.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies, is_at_least, is_at_most
 
@@ -37,8 +33,6 @@ _COPY, _PRODUCT = "a copy", "mm"
 
 @dataclass
 class _Journal:
-    """What a step did: casts of parameters and runs of layers, in order."""
-
     casts: list[str] = field(default_factory=list)
     #: Of copies: the parameter's name and the storage.
     copies: list[tuple[str, StorageWeakRef]] = field(default_factory=list)
@@ -53,19 +47,15 @@ class _Journal:
         self.runs.append(layer)
 
     def alive(self) -> list[str]:
-        """Return the parameters of which copies exist."""
         return [name for name, storage in self.copies if _num_bytes(storage)]
 
 
 class _Layer(nn.Linear):
-    """Notes its run before it reads its parameters."""
-
     def __init__(self, name: str, journal: list[_Journal]) -> None:
         super().__init__(_WIDTH, _WIDTH)
         self.name, self.journal = name, journal
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         self.journal[-1].run(self.name)
         return super().forward(inputs)
 
@@ -81,7 +71,6 @@ class Chain(nn.Module):
         self.get_submodule("frozen").requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of `_WIDTH`."""
         hidden = inputs
         for name in _EXECUTION:
             layer: Any = self.get_submodule(name)
@@ -94,8 +83,6 @@ class Chain(nn.Module):
 
 
 class _Watch(TorchDispatchMode):
-    """Notes casts of a module's parameters."""
-
     def __init__(self, module: nn.Module, dtype: torch.dtype, journal: _Journal) -> None:
         super().__init__()
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in module.named_parameters()}
@@ -125,9 +112,7 @@ def _num_bytes(reference: StorageWeakRef) -> int:
 
 
 def _build(scenario: Scenario) -> Chain:
-    module = Chain()
-    with_small_weights(module, scenario.seed)
-    return module
+    return with_small_weights(Chain(), scenario.seed)
 
 
 @program("mixed_precision_casts", invariants=("same_collectives", "leaves_no_trace"))
@@ -202,7 +187,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     asked: dict[str, Callable[[], dict[str, Any]]] = {
         "cast": lambda: {"cast": cast},
         "order": lambda: {"order": read},
-        # While forward runs, a backward that will come may need any copy.
+        # While forward runs, a later backward may need any copy.
         "kept": lambda: {"left": [], **({"kept": []} if scenario.arguments.get("evaluates") else {})},
         "beside": lambda: {
             "beside": Satisfies(f"{len(read)} casts, before the first product", is_at_least, (len(read),)),

@@ -1,7 +1,5 @@
 """Program `mixed_precision_calls`: what forward receives in mixed precision, in every place and container."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,28 +9,22 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.models.watched_layers import dtype_name
 from conformance.observation import Facts
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.calls import CALLS, CONTAINERS, PLACES, WIDTH, Receiver, parts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
-#: Each container in each place, but for objects of a class that no DDP knows: their tensors may stay as they are.
+#: Each container in each place, but for objects of a class that no DDP looks into: their tensors may stay as they are.
 _CALLS = tuple((place, container) for place, container in CALLS if container != "object")
 
 
 class _Keeper(Receiver):
-    """Keeps what it received and computes with something else."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return rows of 2."""
         self.received = {"args": args, "kwargs": kwargs}
         output: Tensor = self.layer(self.layer.weight.new_ones(2, WIDTH))
         return output
 
 
 def _arguments(turn: RankStep, leaf: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return what the call of this step hands in, of tensors that went through `leaf`."""
     place, container = _CALLS[turn.step]
     micros = iter(range(9))
     handed = CONTAINERS[container](lambda: leaf(turn.inputs(2, WIDTH, micro=next(micros)).requires_grad_()))

@@ -1,15 +1,11 @@
 """Program `mixed_precision_training`: `train` with DDP's mixed precision, observing the dtypes it communicates."""
 
-from __future__ import annotations
-
 from conformance.checkers.protocol import is_gradient
 from conformance.models.low_precision import build_coarse, precision_of
 from conformance.models.optimizers import sgd
 from conformance.models.watched_layers import dtype_name
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.programs.train import run_step
-from conformance.programs.truth import truth_of
 from conformance.truth.expected import Anything
 
 
@@ -36,6 +32,3 @@ def mixed_precision_training(ctx: RankContext) -> None:
     wanted = precision_of(ctx.scenario.options).communication_dtype
     wire = {dtype_name(wanted or each.dtype) for each in module.parameters() if each.requires_grad}
     ctx.observe("wire", sorted(set(reduced)), must=sorted(wire) if ctx.world_size > 1 else Anything())
-
-
-mixed_precision_training.expects(truth_of)

@@ -1,7 +1,5 @@
 """Mutants of chapter mixed_precision: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -150,7 +148,7 @@ def CastsTheModule(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwarg
 
 @replaces(Ours, "__init__")
 def ComparesNoOptions(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: ranks with different options are not told so."""
+    """BUG: ranks with different options are not refused."""
     describe = replicas.describe
 
     def without(*args: Any, **options: Any) -> Replica:
@@ -235,7 +233,7 @@ def RecomputesCalledAlone(caster: PrecisionCaster, cast_while_recomputing: Call,
 
 @replaces(Ours, "__init__")
 def KeepsWhatIsNotOffered(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: an option of the configuration that the DDP does not know is ignored, as torch's DDP does."""
+    """BUG: an option of the configuration that the DDP does not support is ignored, as torch's DDP does."""
     with mock.patch.object(mixed_precision, "refuse_other_options"):
         init(*args, **kwargs)
 

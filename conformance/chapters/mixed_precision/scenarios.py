@@ -1,7 +1,5 @@
 """Scenarios of chapter mixed_precision: computing and reducing in a lower precision than that of the parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +40,6 @@ _IN_HALF = _HALF.named("")
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     yield from _grid(requirement, slug, "mixed_precision_training", worlds, *axes, schedule=(Step(),) * 3)
 
 
@@ -57,7 +54,12 @@ def scenarios() -> Iterator[Scenario]:
     yield from _cases()
     yield from _grid("MIXED-05", "every-call", "mixed_precision_calls", 2, _BOTH)
     yield from _wishes()
-    yield from _casts()
+    training = UNUSED.named("")
+    modes = (training, training | Variant("evaluating", arguments={"evaluates": True}, fields={"min_collectives": 0}))
+    for requirement, asks in (("MIXED-24", "cast"), ("MIXED-25", "order"), ("MIXED-26", "kept")):
+        yield from _grid(requirement, "", "mixed_precision_casts", 2, each("asks", [asks]), _BOTH, modes)
+    beside = arguments("beside", asks="beside", traces=True)
+    yield from _grid("MIXED-25", "", "mixed_precision_casts", 2, beside, _BOTH, modes)
     yield from _surface()
 
 
@@ -161,15 +163,6 @@ def _wishes() -> Iterator[Scenario]:
         yield from _train("MIXED-17", "", 2, norm, precision, kept)
     norms = _precision("", param_dtype="bfloat16", full_precision_modules=["LayerNorm", "Embedding"])
     yield from _train("MIXED-17", "", 2, model("gpt"), norms, kept)
-
-
-def _casts() -> Iterator[Scenario]:
-    training = UNUSED.named("")
-    modes = (training, training | Variant("evaluating", arguments={"evaluates": True}, fields={"min_collectives": 0}))
-    for requirement, asks in (("MIXED-24", "cast"), ("MIXED-25", "order"), ("MIXED-26", "kept")):
-        yield from _grid(requirement, "", "mixed_precision_casts", 2, each("asks", [asks]), _BOTH, modes)
-    beside = arguments("beside", asks="beside", traces=True)
-    yield from _grid("MIXED-25", "", "mixed_precision_casts", 2, beside, _BOTH, modes)
 
 
 def _surface() -> Iterator[Scenario]:

@@ -1,7 +1,5 @@
 """Programs `mixed_precision_surface` and `mixed_precision_refusal`: the wrapper between steps, and misuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +11,7 @@ from torch.distributed import fsdp
 from conformance.models.integers import integers
 from conformance.models.low_precision import Precision, precision_of
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -35,7 +32,6 @@ class WithBuffers(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False]))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2 and count the calls."""
         with torch.no_grad():
             self.get_buffer("count").add_(1)
         output: Tensor = self.layer(inputs) * self.scale.to(inputs.dtype)
@@ -58,10 +54,6 @@ def _values(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def _inputs() -> Tensor:
-    return torch.ones(4, 3)
-
-
 def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
     return {
         "same": all(mine is its for mine, its in zip(before, model.parameters(), strict=True)),
@@ -73,7 +65,7 @@ def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.
 def _checkpoint(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
     within: dict[str, Any] = {}
     handle = module.get_submodule("layer").register_forward_hook(lambda *_: within.update(module.state_dict()))
-    loss = model(_inputs().to(ctx.device)).sum()
+    loss = model(torch.ones(4, 3).to(ctx.device)).sum()
     handle.remove()
     facts: dict[str, Any] = {
         "dtypes_within": _dtypes(within),
@@ -170,12 +162,6 @@ _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
 @program("mixed_precision_refusal", invariants=("leaves_no_trace",))
 def mixed_precision_refusal(ctx: RankContext) -> None:
     """Wrap with the configuration that argument `case` names; observe the exception as `construct`."""
-    configuration, _ = _REFUSED[ctx.arguments["case"]]
-    with ctx.catching("construct"):
+    configuration, answer = _REFUSED[ctx.arguments["case"]]
+    with ctx.catching("construct", must=answer):
         ctx.wrap(_module().to(ctx.device), mixed_precision=configuration(ctx.rank))
-
-
-@mixed_precision_refusal.expects
-def _refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    _, answer = _REFUSED[scenario.arguments["case"]]
-    return {rank: {"construct": answer} for rank in range(scenario.world_size)}

@@ -1,7 +1,7 @@
 """Program `company`: wrappers beside wrappers and beside the user's collectives; its truth is itself on `PlainDDP`.
 
 Its arguments are axes (`Company`), which `grid.py` crosses. What a DDP communicates must not depend on what this rank
-uses, on when its gradients come or on what it has communicated before: else it meets what stands beside it.
+uses, on when its gradients arrive or on what it has communicated before: else its collectives meet others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.errors import instance
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
@@ -56,7 +53,7 @@ class Company:
     by the weights of branches that forward does not use; behind "forward_more", one that one rank alone runs of the
     last tower and drops; or of "either" of two forwards, which depends on the rank. `order`: ranks run their wrappers'
     forwards in the same order or, once no forward communicates, not. `unlike`: each tower but the first has one more
-    parameter, which nobody uses, so that what wrappers exchange has different sizes.
+    parameter, which no rank uses, so that what wrappers exchange has different sizes.
     """
 
     layout: str = "side_by_side"
@@ -79,12 +76,10 @@ class Company:
 
     @staticmethod
     def of(scenario: Scenario) -> Company:
-        """Read the arguments of a scenario."""
         return Company(**scenario.arguments)
 
     @property
     def num_towers(self) -> int:
-        """How many towers there are, each in a wrapper of its own."""
         return {"alone": 1, "three": 3}.get(self.layout, 2)
 
     @property
@@ -113,7 +108,6 @@ class Company:
         return everything
 
     def is_local(self, step: int, tower: int) -> bool:
-        """Whether a tower's wrapper is within `no_sync` in a step."""
         chosen = {"none": (), "first": (0,), "last": (self.num_towers - 1,), "all": range(self.num_towers)}[self.local]
         return step % 2 == 0 and tower in chosen
 
@@ -146,7 +140,6 @@ class WholeSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move every weight that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -163,12 +156,7 @@ def company(ctx: RankContext) -> None:
     _Training(ctx).run()
 
 
-company.expects(truth_of)
-
-
 class _Training:
-    """One rank's part."""
-
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._plan = plan = Company.of(ctx.scenario)
@@ -185,7 +173,6 @@ class _Training:
         self._optimizer = self._make_optimizer()
 
     def run(self) -> None:
-        """Run all steps."""
         plan, ctx = self._plan, self._ctx
         for step in range(plan.num_steps):
             self._user.begin(step)
@@ -256,7 +243,7 @@ class _Training:
         return losses
 
     def _penalty(self, uses: Sequence[Uses]) -> Tensor:
-        """Return what weights of unused branches cost: autograd comes to them before it comes to a wrapper's output."""
+        """Return what weights of unused branches cost: autograd reaches them before it reaches a wrapper's output."""
         sums = [
             branch.get_parameter("weight").sum()
             for tower, used_of in zip(self._towers, uses, strict=True)

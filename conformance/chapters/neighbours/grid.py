@@ -1,7 +1,5 @@
 """`pairwise`: few cases in which every value of every axis stands beside every value of every other axis."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence

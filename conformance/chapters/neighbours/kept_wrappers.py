@@ -1,6 +1,4 @@
-"""Program `kept_wrappers`: one rank keeps wrappers that the others let go of, and all go on to train."""
-
-from __future__ import annotations
+"""Program `kept_wrappers`: one rank keeps wrappers that the others drop, and all continue to train."""
 
 import copy
 import gc
@@ -10,16 +8,13 @@ from torch import Tensor, nn
 
 from conformance.chapters.neighbours.user_collectives import summed
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 3
 
 #: Which wrappers one rank keeps: one of another module, that trains no more, those of the module that all train, or a
-#: copy of one of these, which nobody else has made.
+#: copy of one of these, which no other code has made.
 KEPT = ("another", "earlier", "copy")
 
 
@@ -32,7 +27,6 @@ class _Layers(nn.Module):
         self.group = group
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return two columns for `rows` of three."""
         hidden: Tensor = self.first(rows)
         output: Tensor = self.last(2 * hidden - summed(hidden, self.group))
         return output
@@ -71,6 +65,3 @@ def _train(ctx: RankContext, which: str) -> dict[str, Any]:
             let_go_of(first, second)
 
     return run_steps(ctx, module, None, step, _NUM_STEPS)
-
-
-kept_wrappers.expects(truth_of)

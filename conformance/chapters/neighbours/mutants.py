@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -18,17 +18,16 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
 from ddp_impl.autograd.hooks import AutogradHooks
-from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer import company, iteration
+from ddp_impl.reducer import iteration
+from ddp_impl.reducer.company import Order, company
 from ddp_impl.reducer.expectations import Some
 from ddp_impl.reducer.iteration import Progress, Run
-from ddp_impl.reducer.order import Order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.reducer.user_hooks import step_parameters
+from ddp_impl.reducer.reduction import Reduction, step_parameters
 from ddp_impl.wire.round import Answer
 
 
@@ -49,12 +48,12 @@ class LeavesWithItsLastGradient(Some):
 
 
 def _not_coming(expectation: Some) -> list[int]:
-    return [index for index, comes in enumerate(expectation.graph.coming()) if not comes]
+    return [index for index, arrives in enumerate(expectation.graph.coming()) if not arrives]
 
 
 @replaces(Some, "absent_at_start")
 def TellsWithItsFirstBucket(expectation: Some, absent_at_start: Call) -> Sequence[int]:
-    """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
+    """BUG: ranks exchange which gradients will arrive when their first bucket is full, and not when backward begins."""
     return ()
 
 
@@ -86,20 +85,20 @@ class AllAreLocalTogether(Ours):
 
 @replaces(Reducer, "begins_with_others")
 def BeginsAloneAfterOthers(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> bool:
-    """BUG: after `torch.autograd.grad`, or a gradient that came early, a wrapper tells what comes at its own output."""
+    """BUG: after `torch.autograd.grad`, or an early gradient, a wrapper announces its forecast at its own output."""
     now = reducer.reduction.iteration
     return now.progress is Progress.AWAITS and now.run is Run.NONE and begins_with_others(repeated)
 
 
 @replaces(Reducer, "has_more_to_send")
 def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
-    """BUG: of two wrappers that one sends first whose gradients come first on this rank."""
+    """BUG: of two wrappers that one sends first whose gradients arrive first on this rank."""
     return False
 
 
 @replaces(Reducer, "watch_backward")
 def KnowsOneWrapperOnly(reducer: Reducer, watch_backward: Call) -> None:
-    """BUG: a wrapper does not hear of the end of a backward that another one has begun to watch."""
+    """BUG: the end of a backward that one wrapper watches does not reach the others."""
     watch_backward()
     run = reducer.engine_run
     if run is not None and run.participants[0] is not reducer:
@@ -125,7 +124,7 @@ def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
 
 @replaces(Reducer, "prepare_for_backward")
 def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Sequence[Tensor]) -> None:
-    """BUG: rank 0 tells when its forward ends what will come, the others when their backward begins."""
+    """BUG: rank 0 announces what will arrive when its forward ends, the others when their backward begins."""
     prepare_for_backward(outputs)
     expected = reducer.expectation
     if reducer.reduction.rank == 0 and isinstance(expected, Some) and not reducer.reduction.iteration.has_forecast:
@@ -179,7 +178,7 @@ class CountsItsOwnForwards(Some):
 
 @as_part
 class KnowsItsLastForwardOnly(Reducer):
-    """BUG: after a backward under `no_sync`, a wrapper knows its own one by the outputs of the last forward only."""
+    """BUG: after a backward under `no_sync`, a wrapper recognises its own by the outputs of the last forward only."""
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         self.reduction.iteration.outputs.clear()
@@ -188,7 +187,7 @@ class KnowsItsLastForwardOnly(Reducer):
 
 @as_part
 class KnowsNoViews(Reducer):
-    """BUG: a wrapper does not know its own outputs where they are views of what has its mark."""
+    """BUG: a wrapper does not recognise its outputs where they are views of a tensor with its mark."""
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         with mock.patch.object(iteration, "nodes_behind", lambda output: [output.grad_fn]):
@@ -223,11 +222,11 @@ class GivesUpHiddenGradients(Some):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
     def await_forecast(self) -> None:
-        with (
-            mock.patch.object(self.reduction.order, "may_launch_in_backward", lambda told, _: told.certain),
-            mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up),
-        ):
+        with mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up):
             super().await_forecast()
+
+    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+        return forecast.certain
 
     def _give_up(self, certain: Sequence[bool]) -> None:
         absent = [index for index, is_certain in enumerate(certain) if not is_certain]
@@ -238,14 +237,14 @@ class GivesUpHiddenGradients(Some):
 
 @replaces(Reducer, "take_gradient")
 def TakesAnothersForItsOwn(reducer: Reducer, take_gradient: Call, index: int) -> None:
-    """BUG: a backward that comes to no output of a waiting wrapper, but to what it shares with another, is its own."""
+    """BUG: a backward that reaches a waiting wrapper only through shared parameters counts as its own."""
     with mock.patch.object(company, "backward_belongs_to_other", return_value=False):
         take_gradient(index)
 
 
 @replaces(AutogradHooks, "unshared")
 def BeginsForWhatItShares(hooks: AutogradHooks, unshared: Call, nodes: Sequence[Node]) -> Sequence[Node]:
-    """BUG: a waiting wrapper begins with another whose backward comes to what the two share, and to nothing else."""
+    """BUG: a waiting wrapper begins with another whose backward reaches only parameters that the two share."""
     return nodes
 
 
@@ -279,34 +278,35 @@ def CopiesKeepCompany(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
 
 @replaces(Ours, "_post_forward")
 def MarksBesideOthersOnly(ddp: Ours, post_forward: Call, output: Any) -> Any:
-    """BUG: a wrapper that is alone hears of its backward behind the hooks that the module has on its output."""
+    """BUG: a wrapper that is alone detects its backward after the hooks that the module has on its output."""
     if company.has_an_order(ddp.reducer):
         return post_forward(output)
-    with mock.patch.object(distributed, "marked", lambda heard, *_: heard):
+    with mock.patch.object(distributed, "marked", lambda output, *_: output):
         return post_forward(output)
 
 
 @replaces(ParameterWatch, "is_stranger")
 def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
-    """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or nobody's."""
+    """BUG: a parameter that was unfrozen after wrapping is refused, be it another wrapper's or no wrapper's."""
     with mock.patch.object(watch, "is_averaged", return_value=False):
         return bool(is_stranger(name, parameter))
 
 
-@replaces(Order, "may_launch_in_backward")
-def LeavesBeforeItKnows(order: Order, may_launch: Call, forecast: Answer, buckets: Sequence[Bucket]) -> list[bool]:
+@replaces(Some, "may_launch_in_backward")
+def LeavesBeforeItKnows(some: Some, may_launch: Call, forecast: Answer) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
     return forecast.certain
 
 
-@replaces(Order, "digest_of")
-def NeverLearnsItsOrder(order: Order, digest_of: Call, arrived: Mapping[int, tuple[int, int]]) -> None:
-    """BUG: ranks do not find out in what order gradients and other collectives come on the others."""
+@replaces(Order, "position_of_arrival")
+def NeverLearnsItsOrder(order: Order, position_of_arrival: Call) -> tuple[int, int]:
+    """BUG: ranks do not learn in what order gradients and other collectives arrive on the others."""
+    return 0, 0
 
 
 @replaces(BucketPlanning, "exchange_order")
 def AwaitsTheOrderAtOnce(planning: BucketPlanning, exchange_order: Call, *, is_over: bool) -> None:
-    """BUG: a backward is over when all ranks have told their order, which others tell in a later backward."""
+    """BUG: a backward waits until all ranks have sent their order, which others send in a later backward."""
     exchange_order(is_over=is_over)
     planning.await_order()
 
@@ -319,7 +319,7 @@ def CopiesAreNew(ddp: Ours, getstate: Call) -> dict[str, Any]:
 
 @replaces(Reducer, "bucket_is_full", "take_gradient")
 def CountsNoFullBuckets(reducer: Reducer, call: Call, index: int) -> None:
-    """BUG: a wrapper that learns its order does not hear of buckets of those that have learnt theirs."""
+    """BUG: a wrapper that still learns its order does not count the buckets of wrappers that have learnt theirs."""
     counted = mock.patch.object(reducer.reduction.order, "count_arrival")
     with contextlib.nullcontext() if reducer.arrivals.learns else counted:
         call(index)

@@ -1,7 +1,5 @@
 """Program `one_or_several`: one rank runs through several wrappers in one backward, and the others in one each."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 4
@@ -57,7 +52,7 @@ def _train(ctx: RankContext, groups: Sequence[Any], joins_from: int, *, copied: 
         if turn.step >= joins_from and (ctx.rank == 0 or copied):
             turn.backward(sum(losses[1:], losses[0]))
         else:
-            # As one backward comes to them: what forward has run last is first. In rings there is no such order.
+            # In the order of one backward: what forward has run last is first. In rings there is no such order.
             for loss in losses if ctx.arguments["groups"] == "rings" else reversed(losses):
                 turn.backward(loss)
 
@@ -79,6 +74,3 @@ def _copies(ctx: RankContext, wrappers: list[Any]) -> list[Any]:
     indices = list(range(len(wrappers)))
     made = {index: copy.deepcopy(wrappers[index], dict(memo)) for index in (indices[::-1] if ctx.rank % 2 else indices)}
     return [made[index] for index in indices]
-
-
-one_or_several.expects(truth_of)

@@ -1,7 +1,5 @@
 """Program `order_of_layers`: ranks run layers, or wrappers, in orders of their own, and communicate in between."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 #: As many rows as columns: gradients between layers have the size of a layer's, and are summed with it if they meet.
 _WIDTH = 3
@@ -41,7 +36,6 @@ class _InOrder(nn.Module):
         self.num_messages = 0
 
     def forward(self, rows: Tensor, order: Sequence[int]) -> Tensor:
-        """Return as many rows and columns as `rows` has."""
         for index in order:
             rows = self.layers[index](rows)
             if self._group is not None and index != order[-1]:
@@ -64,7 +58,7 @@ def order_of_layers(ctx: RankContext) -> None:
     """Run three layers in an order that may be the rank's own, for four steps.
 
     Arguments: `of`, one of `OF`; `order`, one of `ORDERS`; `num_rows`; `talks_from`, the first step in which it talks;
-    `beside`, whether another wrapper's backward comes before, and each step has more messages than the last; `hook`,
+    `beside`, whether another wrapper's backward precedes, and each step has more messages than the last; `hook`,
     "ready" for torch's comm hook that averages, "written" for one of the user's; `late`, whether the first wrapper
     trains a step before the others are built. Observes the gradients of every step and the user's sums. All ranks run
     it.
@@ -126,6 +120,3 @@ def _order(which: str, rank: int, step: int) -> Sequence[int]:
     if which == "own":
         return _ORDERS[rank]
     return _ORDERS[1 + rank] if which == "own_later" and step >= 2 else _ORDERS[0]
-
-
-order_of_layers.expects(truth_of)

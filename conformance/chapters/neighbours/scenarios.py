@@ -1,7 +1,5 @@
 """Scenarios of chapter neighbours: wrappers beside wrappers, and beside what users communicate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,7 +77,11 @@ def scenarios() -> Iterator[Scenario]:
     yield from _everything_used()
     yield from _unused_beside_wrappers()
     yield from _unused_beside_collectives()
-    yield from _sub_groups()
+    groups = each("groups", ("parts", "overlapping"))
+    layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
+    used, later = _USED_OR_LATER
+    unused = (used, arguments("one-rank", unused="one_rank") | _SEARCHING, later)
+    yield from _beside("NEIGH-08", "", (3, 4), _PAIR, groups, layouts, unused)
     yield from _local()
     yield from _features()
     yield from _begun_apart()
@@ -146,7 +148,7 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
 def _local_of_another() -> Iterator[Scenario]:
     """Local backwards of two wrappers with a layer in common, between a synchronised forward and its backward.
 
-    In the local forward some ranks use nothing of the first wrapper: only the second tells them that it is local.
+    In the local forward some ranks use nothing of the first wrapper: they learn from the second alone that it is local.
     """
     for idle in ("by_turns", "rank_0"):
         for how in ("whole", "exception", "nested"):
@@ -164,7 +166,7 @@ def _local_of_another() -> Iterator[Scenario]:
 
 
 def _views_returned() -> Iterator[Scenario]:
-    """Yield forwards that return views, which come to the backward by another node than what has the mark."""
+    """Yield forwards that return views, which the backward reaches by another node than the marked one."""
     local = (Action("no_sync", "whole"), Action("forward", "plain"), Action("backward", "together"))
     for when in ("rank_0_later", "not_rank_0"):
         beside = Training((Block("complex", when=when),), actions=local, beside=Beside())
@@ -213,14 +215,6 @@ def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
     return unused == "skipped" and place in OF_A_LAYER and layer == SKIPPED
 
 
-def _sub_groups() -> Iterator[Scenario]:
-    groups = each("groups", ("parts", "overlapping"))
-    layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
-    used, later = _USED_OR_LATER
-    unused = (used, arguments("one-rank", unused="one_rank") | _SEARCHING, later)
-    yield from _beside("NEIGH-08", "", (3, 4), _PAIR, groups, layouts, unused)
-
-
 def _local() -> Iterator[Scenario]:
     layouts = each("layout", LAYOUTS[1:])
     yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
@@ -240,7 +234,7 @@ def _features() -> Iterator[Scenario]:
 
 
 def _begun_apart() -> Iterator[Scenario]:
-    """Backwards that come to the wrappers in another order on each rank, that one rank probes, or that run twice."""
+    """Backwards that reach the wrappers in another order on each rank, that one rank probes, or that run twice."""
     backwards = each("backward", BACKWARDS)
     always = _PAIR | _SEARCHING
     for order in each("order", ORDERS):
@@ -260,7 +254,7 @@ def _begun_apart() -> Iterator[Scenario]:
 
 
 def _kept_wrappers() -> Iterator[Scenario]:
-    """Wrappers that one rank keeps and others let go of."""
+    """Wrappers that one rank keeps and others drop."""
     kept = each("kept", KEPT)
     for way in (_SEARCHING, _PLAIN):
         for scenario in _grid("NEIGH-17", "", "kept_wrappers", (2, 3), kept, way):

@@ -1,8 +1,7 @@
 """The modules of program `company`: layers with branches beside them that are used on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,22 +49,15 @@ class Tower(nn.Module):
             if uses[index] is None:
                 rows = within(index, rows)
                 continue
-            one = _Pair(layer, branch if uses[index] else None)
+            one = partial(_run_pair, layer, branch if uses[index] else None)
             found: Any = checkpoint(one, rows, use_reentrant=False) if self.checkpoints else one(rows)
             rows = within(index, _Hidden.apply(found) if self.hides else found)
         return rows
 
 
-class _Pair:
-    """A layer, and the branch beside it if it is used."""
-
-    def __init__(self, layer: nn.Module, branch: nn.Module | None) -> None:
-        self._layer = layer
-        self._branch = branch
-
-    def __call__(self, rows: Tensor) -> Any:
-        output = self._layer(rows)
-        return output if self._branch is None else output + self._branch(rows)
+def _run_pair(layer: nn.Module, branch: nn.Module | None, rows: Tensor) -> Any:
+    output = layer(rows)
+    return output if branch is None else output + branch(rows)
 
 
 class Around(nn.Module):
@@ -77,6 +69,5 @@ class Around(nn.Module):
         self.tower = tower
 
     def forward(self, rows: Tensor, uses: Sequence[Uses], within: Within) -> Tensor:
-        """Return rows of WIDTH; `uses` is that of the inner tower and of the outer one."""
         output: Tensor = self.tower(self.inner(rows, uses[0], within), uses[1], within)
         return output

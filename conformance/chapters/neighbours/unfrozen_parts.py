@@ -1,16 +1,11 @@
 """Program `unfrozen_parts`: a part is frozen while one wrapper is built, and trained by a wrapper of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 _WIDTH = 3
 _NUM_STEPS = 3
@@ -50,6 +45,3 @@ def _train(ctx: RankContext, first: str, backward: str) -> dict[str, Any]:
         turn.backward(apart if backward == "in_turns" else ahead + apart)
 
     return run_steps(ctx, whole, wrapped["whole"], step, _NUM_STEPS)
-
-
-unfrozen_parts.expects(truth_of)

@@ -1,7 +1,5 @@
 """What users communicate beside a DDP, by place: each is what some training in the world does."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -72,7 +70,7 @@ def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class User:
-    """What one rank's user communicates in one training; `seen` is what came of it, by step."""
+    """What one rank's user communicates in one training; `seen` are the results of the step."""
 
     def __init__(
         self, place: str, layer: int, group: dist.ProcessGroup, own_group: dist.ProcessGroup | None, like: Tensor
@@ -91,11 +89,9 @@ class User:
         self.seen: list[Tensor] = []
 
     def begin(self, step: int) -> None:
-        """Begin step `step`."""
         self._step, self.seen = step, []
 
     def listen(self, module: nn.Module) -> None:
-        """Register the hooks of the place, on the layer or on its weight."""
         found = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
         layer: Any = found[0][min(self._layer, len(found[0]) - 1)]
         if self._place == "module_hook":
@@ -106,7 +102,6 @@ class User:
             layer.weight.register_hook(lambda _: self.reduce())
 
     def behind_layer(self, index: int, rows: Tensor) -> Tensor:
-        """Return what becomes of the rows behind layer `index`."""
         if index != self._layer:
             return rows
         if (function := _FUNCTIONS.get(self._place)) is not None:
@@ -121,12 +116,10 @@ class User:
         return rows
 
     def loss(self, output: Tensor) -> Tensor:
-        """Return what the loss is computed of."""
         gathered: Tensor = _Gathered.apply(output, self._group) if self._place == "gathered_loss" else output
         return gathered
 
     def before_backward(self) -> None:
-        """Communicate between forward and backward."""
         if self._place == "before_backward":
             self.reduce()
         elif self._place == "across_backward":
@@ -134,7 +127,6 @@ class User:
             self._flying = dist.all_reduce(tensor, group=self._group, async_op=True), tensor
 
     def after_backward(self, module: nn.Module) -> None:
-        """Communicate between backward and the optimizer's step."""
         if self._place == "after_backward":
             self.reduce()
         elif self._flying is not None:
@@ -151,7 +143,6 @@ class User:
         return torch.full_like(self._like, 1.0 + self._group.rank() + self._step)
 
     def reduce(self) -> None:
-        """Sum a tensor over the group; the sum is seen."""
         tensor = self._tensor()
         dist.all_reduce(tensor, group=self._group if self._own_group is None else self._own_group)
         self.seen.append(tensor)

@@ -1,6 +1,4 @@
-"""Program `waiting_beside`: a wrapper awaits a backward, and one of another wrapper comes to what the two share."""
-
-from __future__ import annotations
+"""Program `waiting_beside`: a wrapper awaits a backward, and another wrapper's backward reaches what the two share."""
 
 import contextlib
 from typing import Any
@@ -10,10 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.errors import instance
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 
 _WIDTH = 4
 _NUM_STEPS = 3
@@ -29,7 +24,6 @@ class _Checkpointed(nn.Module):
         self.layer = layer
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the layer returns."""
         return instance(checkpoint(self.layer, inputs.detach().requires_grad_(), use_reentrant=True), Tensor)
 
 
@@ -80,6 +74,3 @@ def _observe(ctx: RankContext, prefix: str, layers: list[Any]) -> None:
     for name, layer in zip(("shared", "own", "beside"), layers, strict=True):
         gradient = layer.weight.grad
         ctx.observe(f"{prefix}/{name}", None if gradient is None else gradient.clone())
-
-
-waiting_beside.expects(truth_of)

@@ -1,24 +1,20 @@
 """Program `wrapped_parts`: a module is wrapped of which a part is wrapped already, and each trains what is its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.truth.expected import Raises
 
 _WIDTH = 3
 _NUM_STEPS = 3
 #: The parts of the part that is wrapped twice.
 _LAYERS = ("0", "1")
+_step = step_on(2, _WIDTH)
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,10 @@ class Division:
 
     @property
     def ignores(self) -> bool:
-        """Whether a wrapper ignores a layer."""
         return bool(self.ignored_within or self.ignored_around)
 
     @property
     def is_shared(self) -> bool:
-        """Whether both wrappers average a layer."""
         return not set(_LAYERS) <= {*self.frozen, *self.ignored_within, *self.ignored_around}
 
 
@@ -82,10 +76,3 @@ def _ignore(module: Any, layers: tuple[str, ...], prefix: str) -> None:
 def _names(layers: tuple[str, ...], prefix: str) -> Iterator[str]:
     for layer in layers:
         yield from (f"{prefix}{layer}.weight", f"{prefix}{layer}.bias")
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(2, _WIDTH))))
-
-
-wrapped_parts.expects(truth_of)

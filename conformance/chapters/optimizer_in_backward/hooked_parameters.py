@@ -1,7 +1,5 @@
 """Program `hooked_parameters`: hooks of the user's own on the gradients of parameters, some of which step them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,11 +7,8 @@ from typing import Any
 from torch import Tensor, nn, optim
 
 from conformance.errors import present
-from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import run_steps
+from conformance.models.integers import with_integer_weights
+from conformance.programs import RankContext, program, run_steps, step_on
 from conformance.truth.expected import Satisfies
 
 WIDTH = 4
@@ -22,6 +17,7 @@ NUM_STEPS = 3
 RATE = 2.0**-40
 
 Hook = Callable[[Tensor], None]
+_ordinary = step_on(3, WIDTH)
 
 
 def _steps_and_clears(parameter: Tensor) -> Hook:
@@ -65,21 +61,17 @@ HOOKS: Mapping[str, Callable[[Tensor], Hook]] = {
 }
 
 
-def _ordinary(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
-
-
 @program("hooked_parameters", invariants=("leaves_no_trace",))
 def hooked_parameters(ctx: RankContext) -> None:
     """Train with the hooks that argument `hook` names on every parameter, put there `order` wrapping. All ranks run it.
 
     Observes `answers`, the texts of the warnings about hooks, and, if the hooks step nothing, `step<k>/grad/<name>`.
-    Does not apply on devices where the hooks come after the DDP's and find a bucket's memory in `.grad`: on the stream
+    Does not apply on devices where the hooks run after the DDP's and find a bucket's memory in `.grad`: on the stream
     that they run on nothing waits for the collective, which is the user's race and no DDP's.
     """
     in_flight = ctx.arguments["order"] == "after" and ctx.scenario.options.get("gradient_as_bucket_view")
     if in_flight and ctx.device.type != "cpu":
-        ctx.unsupported("hooks that come after the DDP's would read buckets in flight")
+        ctx.unsupported("hooks that run after the DDP's would read buckets in flight")
     module = with_integer_weights(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), ctx.scenario.seed)
     module.to(ctx.device)
     make = HOOKS[ctx.arguments["hook"]]
@@ -96,16 +88,13 @@ def hooked_parameters(ctx: RankContext) -> None:
         if ctx.arguments["order"] == "after":
             put()
         facts = run_steps(ctx, module, model, _ordinary, NUM_STEPS)
-    told: Any = Satisfies("one warning, which names '0.weight'", _is_one_warning, ("0.weight",))
+    answer: Any = Satisfies("one warning, which names '0.weight'", _is_one_warning, ("0.weight",))
     if ctx.arguments["hook"] == "reads":
-        told = []
+        answer = []
         for name, value in facts.items():
             ctx.observe(name, value)
     texts = [str(each.message) for each in caught]
-    ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=told)
-
-
-hooked_parameters.expects(truth_of)
+    ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text], must=answer)
 
 
 def _is_one_warning(got: Any, name: str) -> bool:

@@ -1,7 +1,5 @@
 """Mutants of chapter optimizer_in_backward: DDPs with one bug each; `mutants.toml` names what detects it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence
@@ -14,8 +12,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.reducer import Reducer
-from ddp_impl.reducer.reduction import Reduction
-from ddp_impl.reducer.user_hooks import take_over_optimizers
+from ddp_impl.reducer.reduction import Reduction, take_over_optimizers
 
 
 @replaces(Reducer, "finalize")
@@ -115,7 +112,7 @@ def IgnoresFusedOptimizers(
 
 @replaces(Reducer, "watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
-    """BUG: nobody says that hooks of the user stepped on local gradients."""
+    """BUG: no warning says that hooks of the user stepped on local gradients."""
     watch_backward()
     reducer.reduction.user_hooks.hooked = []
 
@@ -123,7 +120,7 @@ def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
 @replaces(Reducer, "finalize")
 def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
     """BUG: any hook of the user counts as an optimizer."""
-    with mock.patch("ddp_impl.reducer.user_hooks.version_of", return_value=-1):
+    with mock.patch("ddp_impl.reducer.reduction.version_of", return_value=-1):
         finalize()
 
 

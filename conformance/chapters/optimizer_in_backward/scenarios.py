@@ -1,23 +1,11 @@
 """Scenarios of chapter optimizer_in_backward: an optimizer steps each parameter once its gradient is averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.optimizer_in_backward.hooked_parameters import HOOKS
-from conformance.chapters.variants import (
-    EACH_ALONE,
-    PLAIN,
-    STATIC,
-    UNUSED,
-    VIEW,
-    Variant,
-    arguments,
-    capped,
-    each,
-)
+from conformance.chapters.variants import EACH_ALONE, PLAIN, STATIC, UNUSED, VIEW, Variant, arguments, capped, each
 from conformance.composed.training import Action, Block, Training
 from conformance.scenario import Scenario
 
@@ -36,7 +24,6 @@ _MOMENTUM = arguments(optimizers={"*": ["momentum"]})
 def _train(
     requirement: str, slug: str, worlds: Worlds, *axes: Axis, steps: list[Any] = _THREE, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `optimizer_in_backward`; `steps` are as the program reads them."""
     asked = {"steps": steps, **given}
     yield from _grid(requirement, slug, "optimizer_in_backward", worlds, *axes, arguments=asked)
 
@@ -46,8 +33,17 @@ def scenarios() -> Iterator[Scenario]:
     yield from _plain()
     yield from _choices()
     yield from _accumulating()
-    yield from _fused()
-    yield from _hooked()
+    momentum = arguments(optimizer="momentum")
+    optimizers = each("optimizer", ("sgd", "momentum", "adam", "adamw"))
+    yield from _grid("OPTIM-15", "", "fused_optimizer", (2, 3), optimizers, _HOOK)
+    yield from _grid("OPTIM-15", "momentum", "fused_optimizer", 2, (VIEW, EACH_ALONE), momentum, _HOOK)
+    parts = each("only", ("a", "bd"))
+    yield from _grid("OPTIM-15", "only", "fused_optimizer", (2, 3), parts, momentum, _HOOK)
+    yield from _grid("OPTIM-16", "refused", "fused_optimizer_refusal", (2, 3))
+    orders = each("order", ("before", "after"))
+    for hook in each("hook", HOOKS):
+        for way in (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, UNUSED, STATIC):
+            yield from _by_hand("OPTIM-17", "", "hooked_parameters", 2, hook, orders, way)
 
 
 def _plain() -> Iterator[Scenario]:
@@ -110,7 +106,7 @@ def _accumulating() -> Iterator[Scenario]:
         searching = UNUSED.named("") | way
         yield from _train("OPTIM-10", "by-rank", (2, 3), searching, _MOMENTUM, steps=by_rank)
         yield from _train("OPTIM-10", "nobody", 2, searching, steps=[[["a b"]]] * 3, optimizers={"*": ["adamw"]})
-    # What the user has put into the gradient of a parameter that nobody uses is no average.
+    # What the user has put into the gradient of a parameter that no rank uses is no average.
     actions = (Action("forward", "eval_mode"), Action("gradients", "set"), Action("backward", "together"))
     given = Training((Block("branch"),), actions=actions, optimizer="in_backward").to_json()
     for way in (PLAIN, VIEW, EACH_ALONE):
@@ -120,20 +116,3 @@ def _accumulating() -> Iterator[Scenario]:
     empty = Training(blocks, actions=(*_STEP, *_STEP), optimizer="in_backward").to_json()
     for way in (capped("alone", 0.0001), VIEW | capped("alone", 0.0001)):
         yield from _grid("OPTIM-08", "empty", "composed", (1, 2), UNUSED.named("") | way, arguments=empty)
-
-
-def _fused() -> Iterator[Scenario]:
-    momentum = arguments(optimizer="momentum")
-    optimizers = each("optimizer", ("sgd", "momentum", "adam", "adamw"))
-    yield from _grid("OPTIM-15", "", "fused_optimizer", (2, 3), optimizers, _HOOK)
-    yield from _grid("OPTIM-15", "momentum", "fused_optimizer", 2, (VIEW, EACH_ALONE), momentum, _HOOK)
-    parts = each("only", ("a", "bd"))
-    yield from _grid("OPTIM-15", "only", "fused_optimizer", (2, 3), parts, momentum, _HOOK)
-    yield from _grid("OPTIM-16", "refused", "fused_optimizer_refusal", (2, 3))
-
-
-def _hooked() -> Iterator[Scenario]:
-    orders = each("order", ("before", "after"))
-    for hook in each("hook", HOOKS):
-        for way in (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, UNUSED, STATIC):
-            yield from _by_hand("OPTIM-17", "", "hooked_parameters", 2, hook, orders, way)

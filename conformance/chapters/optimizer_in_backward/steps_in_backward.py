@@ -3,8 +3,6 @@
 Modules are linear in every parameter: gradients stay integers whatever an optimizer does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings
@@ -23,12 +21,8 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
 from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
-from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, observe_run, program, rank_step
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Raises, at_least, at_most
 from conformance.truth.steps import gradients
@@ -93,14 +87,12 @@ class _InBackward:
         return count
 
     def halve_rates(self) -> None:
-        """Halve the learning rate of every optimizer."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] /= 2
 
 
 def _rest(scenario: Scenario, module: nn.Module) -> optim.Optimizer | None:
-    """Return an ordinary optimizer over the parameters that have none in backward."""
     rest = [parameter for name, parameter in module.named_parameters() if not _optimizer_names(scenario, name)]
     return optim.SGD(rest, lr=0.25) if rest else None
 
@@ -112,21 +104,13 @@ def optimizer_in_backward(ctx: RankContext) -> None:
     Arguments: `optimizers` and `steps` as above; `after` wraps first and gives optimizers then; `hook` averages with a
     comm hook; `keep_gradients` sets torch's environment variable that keeps gradients; `ignored` as for `train`;
     `halve_rates` after every step; `may_refuse`: everything is one fact `outcome`, which may be an exception.
-    `watch` names a parameter of the branch whose gradients come last: when its gradient is computed, the program counts
-    the gradients that are alive (`step<k>/live`) and the optimizers that have stepped (`step<k>/stepped`).
+    `watch` names a parameter of the branch whose gradients arrive last: when its gradient is computed, the program
+    counts the gradients that are alive (`step<k>/live`) and the optimizers that have stepped (`step<k>/stepped`).
     Observes after each micro-batch gradients and parameters, and after each step `num_steps` by parameter.
     All ranks run it.
     """
-    refusal = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
-    observe_run(
-        ctx,
-        lambda: _train(ctx),
-        must=_early(ctx.scenario),
-        refusal=refusal if ctx.arguments.get("may_refuse") else None,
-    )
-
-
-optimizer_in_backward.expects(truth_of)
+    refusal = _REFUSAL if ctx.arguments.get("may_refuse") else None
+    observe_run(ctx, lambda: _train(ctx), must=_early(ctx.scenario), refusal=refusal)
 
 
 def _train(ctx: RankContext) -> dict[str, Any]:
@@ -228,9 +212,6 @@ def restarted_optimizer_in_backward(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-restarted_optimizer_in_backward.expects(truth_of)
-
-
 @program("fused_optimizer", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def fused_optimizer(ctx: RankContext) -> None:
     """Train with `_register_fused_optim`: argument `optimizer` names it, `only` the branches that it steps, if not all.
@@ -250,9 +231,6 @@ def fused_optimizer(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-fused_optimizer.expects(truth_of)
-
-
 @program("fused_optimizer_refusal", invariants=("leaves_no_trace",))
 def fused_optimizer_refusal(ctx: RankContext) -> None:
     """Register an optimizer that has no functional form, then one that has, then another.
@@ -261,22 +239,12 @@ def fused_optimizer_refusal(ctx: RankContext) -> None:
     """
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
     with _silent():
-        with ctx.catching("unknown"):
+        with ctx.catching("unknown", must=Raises(("ValueError", "RuntimeError"), ("ASGD",))):
             model._register_fused_optim(optim.ASGD)
-        with ctx.catching("first"):
+        with ctx.catching("first", must=None):
             model._register_fused_optim(optim.SGD, lr=0.25)
-        with ctx.catching("second"):
+        with ctx.catching("second", must=Raises(("RuntimeError",), ("once",))):
             model._register_fused_optim(optim.SGD, lr=0.25)
-
-
-@fused_optimizer_refusal.expects
-def _fused_refusal(scenario: Scenario) -> Mapping[int, Facts]:
-    answers = {
-        "unknown": Raises(("ValueError", "RuntimeError"), ("ASGD",)),
-        "first": None,
-        "second": Raises(("RuntimeError",), ("once",)),
-    }
-    return dict.fromkeys(range(scenario.world_size), answers)
 
 
 @contextlib.contextmanager

@@ -26,10 +26,7 @@ from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients
@@ -68,7 +65,6 @@ class Course:
 
     @staticmethod
     def of(scenario: Scenario) -> Course:
-        """Read the scenario's pair."""
         names = frozenset(scenario.arguments["features"])
         certain(names <= set(FEATURES), f"unknown features {sorted(names - set(FEATURES))}")
         return Course(names, scenario.world_size)
@@ -78,7 +74,6 @@ class Course:
 
     @property
     def has_spare(self) -> bool:
-        """Whether the module has a layer that is not always used."""
         return bool({"find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"} & self.features)
 
     def uses_spare(self, rank: int, index: int) -> bool:
@@ -102,17 +97,16 @@ class Course:
 
         With an update of the group, rank 0 trains alone in between; with join, the last rank has one input more.
         """
-        everybody = list(range(self.world_size))
+        all_ranks = list(range(self.world_size))
         alone = [(2, [0], False)] if "update_process_group" in self else []
         joined = "join" in self
-        more = [(5, everybody[-1:], True)] if joined else []
+        more = [(5, all_ranks[-1:], True)] if joined else []
         return [
-            (0, everybody, False), (1, everybody, False), *alone, (3, everybody, joined), (4, everybody, joined), *more
+            (0, all_ranks, False), (1, all_ranks, False), *alone, (3, all_ranks, joined), (4, all_ranks, joined), *more
         ]  # fmt: skip
 
     @property
     def num_local(self) -> int:
-        """How many backwards under `no_sync` precede each synchronised one."""
         return 1 if "no_sync" in self else 0
 
 
@@ -124,7 +118,6 @@ class Ignored(nn.Module):
         self.own = nn.Parameter(torch.empty(2))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         return inputs * self.own
 
 
@@ -143,7 +136,6 @@ class Kit(nn.Module):
         self.register_buffer("seen", torch.zeros(2) if "buffers" in course else None)
 
     def forward(self, inputs: Tensor, rows: Tensor, with_spare: bool) -> Tensor:
-        """Return one row per row of `inputs`."""
         if self.seen is not None:
             with torch.no_grad():
                 self.seen += inputs.sum().to(self.seen.dtype)
@@ -155,12 +147,6 @@ class Kit(nn.Module):
         if self.ignored is not None:
             columns.append(self.ignored(inputs))
         return torch.cat(columns, dim=1)
-
-
-def _build(scenario: Scenario, course: Course) -> Kit:
-    module = Kit(course)
-    with_small_weights(module, scenario.seed)
-    return module
 
 
 def _backward(course: Course, model: nn.Module, turn: RankStep, micro: int) -> None:
@@ -227,7 +213,7 @@ class _Run:
 
     def train(self) -> None:
         ctx, course = self.ctx, self.course
-        self.module = module = _build(ctx.scenario, course).to(ctx.device)
+        self.module = module = with_small_weights(Kit(course), ctx.scenario.seed).to(ctx.device)
         module._ddp_params_and_buffers_to_ignore = _ignored(course)  # type: ignore[assignment]
         optimizer = None
         if "optimizer_in_backward" in course:
@@ -300,9 +286,6 @@ class _Run:
         buffer = bucket.buffer() / dist.get_world_size(group)
         work = present(dist.all_reduce(buffer, group=group, async_op=True))
         return work.get_future().then(lambda _: buffer)
-
-
-feature_pair.expects(truth_of)
 
 
 def _signs_of(course: Course) -> Mapping[str, bool]:

@@ -1,7 +1,5 @@
 """Mutants of chapter scale: DDPs that are right up to some number, size, length or precision, and wrong beyond it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,9 +17,7 @@ from ddp_impl.wire import collectives
 
 
 @replaces(Reduction, "hand_out")
-def MasksSixtyFourParameters(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
+def MasksSixtyFourParameters(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a mask of 64 bits says which parameters have a gradient; those from the 65th on get zeros."""
     for member, view in zip(bucket.members, bucket.views, strict=False):
         if member.index >= 64:
@@ -31,14 +27,12 @@ def MasksSixtyFourParameters(
 
 @replaces(Reduction, "used")
 def TellsTheUseOfSixtyFour(reduction: Reduction, call: Call, used_before: Collection[int] = ()) -> list[bool]:
-    """BUG: ranks tell each other of 64 parameters whether they use them; all others count as used."""
+    """BUG: ranks exchange of 64 parameters whether they use them; all others count as used."""
     return [used or index >= 64 for index, used in enumerate(call(used_before))]
 
 
 @replaces(Reduction, "hand_out")
-def CountsBucketsInAByte(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
+def CountsBucketsInAByte(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: sums in the 256th bucket and those behind it are not divided."""
     if bucket.index >= 255:
         buffer.mul_(reduction.divisor)
@@ -87,10 +81,8 @@ def SendsTwentyThreeBits(reduction: Reduction, start: Call, bucket: Bucket, buff
 
 
 @replaces(Reduction, "hand_out")
-def TakesSmallAveragesForNoise(
-    reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
-) -> None:
-    """BUG: averages below 1e-8 come out as zero."""
+def TakesSmallAveragesForNoise(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+    """BUG: averages below 1e-8 become zero."""
     if not bucket.sparse and buffer.is_floating_point():
         buffer[buffer.abs() < 1e-8] = 0
     hand_out(bucket, buffer, used)
@@ -128,7 +120,7 @@ def SendsTheFirstChunk(ddp: Ours, call: Call, *args: Any) -> None:
 
 @replaces(Ours, "synchronise_state")
 def SendsEveryDtypeAsItIs(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
-    """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
+    """BUG: state goes to the backend in its own dtype, also where the backend does not support it."""
     all_dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     with mock.patch("ddp_impl.wire.collectives.SENT_AS_THEY_ARE", all_dtypes):
         synchronise_state(with_buffers, group_src)

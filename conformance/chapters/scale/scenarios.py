@@ -1,21 +1,10 @@
 """Scenarios of chapter scale: what holds for few, small and short holds for many, large and long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.variants import (
-    PLAIN,
-    SCALARS_ALONE,
-    STATIC,
-    UNUSED,
-    VIEW,
-    Variant,
-    arguments,
-    fields,
-)
+from conformance.chapters.variants import PLAIN, SCALARS_ALONE, STATIC, UNUSED, VIEW, Variant, arguments, fields
 from conformance.scenario import Scenario
 
 _grid = Grid("scale")
@@ -34,8 +23,14 @@ _IDLE = UNUSED | arguments(idle=True)
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _counts()
-    yield from _sizes()
-    yield from _lengths()
+    yield from _train("SCALE-04", "edges", 2, EDGES, (PLAIN, VIEW, SCALARS_ALONE, UNUSED), steps=2)
+    for way in (PLAIN, VIEW):
+        yield from _train("SCALE-04", "one-of-27-mib", 2, [[1, 7_000_000]], way, steps=2)
+        yield from _train("SCALE-04", "several-of-36-mib", 2, [[30, 314_159]], way)
+    pairs = [[2, 3], [1, 1]]
+    yield from _train("SCALE-05", "260-steps", 2, pairs, (PLAIN, VIEW, UNUSED, SCALARS_ALONE, STATIC), steps=260)
+    yield from _train("SCALE-05", "1100-steps", 2, pairs, steps=1100)
+    yield from _state("SCALE-05", "260-forwards", 2, buffers=[[3, 2]], steps=260)
     yield from _magnitudes()
     yield from _states()
     yield from _ranks()
@@ -45,7 +40,6 @@ def scenarios() -> Iterator[Scenario]:
 def _train(
     requirement: str, slug: str, worlds: Worlds, parameters: list[list[int]], *axes: Axis, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield trainings of three steps, unless they say otherwise."""
     asked = {"parameters": parameters, "steps": 3, **given}
     yield from _grid(requirement, slug, "training_at_scale", worlds, *axes, arguments=asked)
 
@@ -62,20 +56,6 @@ def _counts() -> Iterator[Scenario]:
     yield from _train("SCALE-01", "257", 3, pairs)
     yield from _train("SCALE-02", "257", 3, pairs, idle)
     yield from _train("SCALE-03", "257", 3, pairs, _ALONE, (PLAIN, _IDLE, STATIC))
-
-
-def _sizes() -> Iterator[Scenario]:
-    yield from _train("SCALE-04", "edges", 2, EDGES, (PLAIN, VIEW, SCALARS_ALONE, UNUSED), steps=2)
-    for way in (PLAIN, VIEW):
-        yield from _train("SCALE-04", "one-of-27-mib", 2, [[1, 7_000_000]], way, steps=2)
-        yield from _train("SCALE-04", "several-of-36-mib", 2, [[30, 314_159]], way)
-
-
-def _lengths() -> Iterator[Scenario]:
-    pairs = [[2, 3], [1, 1]]
-    yield from _train("SCALE-05", "260-steps", 2, pairs, (PLAIN, VIEW, UNUSED, SCALARS_ALONE, STATIC), steps=260)
-    yield from _train("SCALE-05", "1100-steps", 2, pairs, steps=1100)
-    yield from _state("SCALE-05", "260-forwards", 2, buffers=[[3, 2]], steps=260)
 
 
 def _magnitudes() -> Iterator[Scenario]:

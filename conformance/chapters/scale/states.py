@@ -1,7 +1,5 @@
 """Program `state_at_scale`: many and large parameters and buffers of all dtypes, copied from rank 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,9 +10,7 @@ from torch import Tensor, nn
 from conformance.chapters.scale.trainings import clause, first_difference, note, shortened
 from conformance.chapters.scale.values import arbitrary, bits, with_nan
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 #: Of buffers, in turns; of parameters the first four.
@@ -51,7 +47,6 @@ class State(nn.Module):
             yield f"{kind}{index}", with_nan(value, 1 + rank)
 
     def compare(self, kind: str, moment: object) -> None:
-        """Note what is not as rank 0 wrote it at `moment`."""
         for name, value in self.values(kind, 0, moment):
             got = getattr(self, name)
             if found := first_difference(bits(value), bits(got)):
@@ -65,7 +60,6 @@ class State(nn.Module):
         return clause(kind, expected, getattr(self, name), self.rank, own)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return 3 elements."""
         self.compare("buffer", self.num_forwards - 1 if self.num_forwards else "start")
         for name, value in self.values("buffer", self.rank, self.num_forwards):
             getattr(self, name).copy_(value)

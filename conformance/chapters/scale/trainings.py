@@ -1,7 +1,5 @@
 """Program `training_at_scale`: many parameters, large ones, many steps, gradients of every magnitude."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -15,9 +13,7 @@ from conformance.checkers.diagnosis import diagnose
 from conformance.errors import instance
 from conformance.models.batches import mixed_seed
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.difference import Difference, difference
 
@@ -33,7 +29,6 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(torch.ones(length, dtype=dtype) for length in lengths)
 
     def forward(self, factors: Collection[Tensor], users: Collection[int]) -> Tensor:
-        """Return the sum of the products of factors and weights, of those alone whose indices are in `users`."""
         pairs = zip(self.weights, factors, strict=True)
         return torch.stack([_dot(*pair) for index, pair in enumerate(pairs) if index in users]).sum()
 
@@ -80,7 +75,7 @@ def note(wrong: list[str], sentence: str, instead: Callable[[], str]) -> None:
 
 
 def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, own: Mapping[int, Tensor]) -> str:
-    """Return what wrong tensor `name` of this rank is instead, as far as the rank can tell; empty if it cannot.
+    """Return what wrong tensor `name` of this rank is instead, as far as the rank can find out; empty if it cannot.
 
     `own` are the ranks' values before they communicated. Where this rank still has its own, so do the others.
     """
@@ -92,7 +87,7 @@ def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, ow
 
 
 def first_difference(expected: Tensor | None, got: Tensor | None) -> Difference | None:
-    """Return how a tensor on whatever device differs from the expected one; millions of equal elements are cheap."""
+    """Return how a tensor on any device differs from the expected one; millions of equal elements are cheap."""
     here = None if got is None else got.detach().cpu()
     if expected is not None and here is not None and expected.dtype == here.dtype and torch.equal(expected, here):
         return None
@@ -122,7 +117,6 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _gradients(scenario: Scenario, length: int, rank: int, step: int) -> Tensor:
-    """Return the local gradients of `rank`; sums and means over ranks are exact."""
     dtype = _dtype(scenario)
     if "arbitrary" not in scenario.arguments:
         return whole(length, scenario.seed, rank, step)

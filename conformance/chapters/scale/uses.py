@@ -1,7 +1,5 @@
 """Program `used_often`: features whose fortieth use is to be like the first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.chapters.scale.values import whole
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 
 
 class _Line(nn.Module):
@@ -27,7 +22,6 @@ class _Line(nn.Module):
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, factors: Tensor) -> Tensor:
-        """Return a scalar."""
         self.seen += factors[0]
         return (self.weight * factors).sum()
 
@@ -45,12 +39,7 @@ def used_often(ctx: RankContext) -> None:
     ctx.observe("seen", torch.cat(uses.seen))
 
 
-used_often.expects(truth_of)
-
-
 class _Uses:
-    """One rank's part: the wrapper, and what was seen of each use."""
-
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._module = _Line().to(ctx.device)
@@ -89,7 +78,7 @@ class _Uses:
         self.judged_step(number)
 
     def joined(self, number: int) -> None:
-        """Let rank 0 run out of data one step before the others; what it is left with then, nobody looks at."""
+        """Let rank 0 run out of data one step before the others; what it is left with then is not compared."""
         with self.model.join():
             self.judged_step(number)
             if self._ctx.rank:

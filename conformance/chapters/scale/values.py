@@ -1,7 +1,5 @@
 """Values by the million: a pure function of a key, cheap at any length, with every bit of a dtype in use."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -20,7 +18,7 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def whole(length: int, *key: object) -> Tensor:
-    """Return float32 multiples of 12 without 0: sums and means over up to 4 ranks are exact in whatever order."""
+    """Return float32 multiples of 12 without 0: sums and means over up to 4 ranks are exact in any order."""
     return _repeated(UNIT * integers(min(length, PERIOD), key=("whole", *key), largest=1000), length)
 
 

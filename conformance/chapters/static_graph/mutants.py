@@ -1,7 +1,5 @@
 """Mutants of chapter static_graph: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
-
 import weakref
 from typing import Any, ClassVar
 from unittest import mock
@@ -120,9 +118,9 @@ def KeepsLocalToItself(expectation: Same, ask: Call) -> None:
 
 
 @replaces(Reducer, "open_iteration")
-def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call, *, repeats: bool = False) -> None:
+def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call) -> None:
     """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
-    open_iteration(repeats=repeats)
+    open_iteration()
     reduction, promise = reducer.reduction, reducer.reduction.learnt.promise
     if promise is not None and not reduction.follows_local:
         unused = [bucket for bucket in reduction.buckets if not any(promise.used[index] for index in bucket.indices)]
@@ -131,7 +129,7 @@ def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call, *, repeats: bool = 
 
 @replaces(Same, "resolve_unused")
 def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
-    """BUG: a backward that has come to no output of forward ends the iteration by itself."""
+    """BUG: a backward that has reached no output of forward ends the iteration."""
     expectation.reduction.iteration.is_reached = True
     return resolve_unused()
 

@@ -1,7 +1,5 @@
 """Programs about `static_graph`: what only a static graph makes possible, and what happens when the graph changes."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +13,19 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Raised, Unmeasured
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, step_on
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.gradient_traffic import num_issued, uncounted
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Anything, Raises, Satisfies, at_least
 from conformance.truth.steps import StepFunction
 
 NUM_STEPS = 4
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
+_ordinary = step_on(5, WIDTH)
 
 
 class Nested(nn.Module):
@@ -42,7 +38,6 @@ class Nested(nn.Module):
         self.run = run
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.run(self, inputs.requires_grad_()))
         return output
 
@@ -60,13 +55,11 @@ def _three_times(module: Nested, hidden: Tensor) -> Tensor:
 
 
 def _inside_each_other(module: Nested, hidden: Tensor) -> Tensor:
-    """Put a reentrant checkpoint inside a reentrant checkpoint, and use the inner layer outside of both."""
     outer = _reentrant(lambda inputs: module.second(_reentrant(module.first, inputs)), hidden)
     return outer + _reentrant(module.first, hidden)
 
 
 def _of_both_kinds(module: Nested, hidden: Tensor) -> Tensor:
-    """Use one layer under a reentrant checkpoint, under one that is not, and under none."""
     hidden = _reentrant(module.first, hidden)
     plain: Tensor = checkpoint(module.first, hidden, use_reentrant=False)
     output: Tensor = plain + module.first(module.second(hidden))
@@ -82,7 +75,6 @@ class Branches(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(WIDTH, 1 + head) for head in range(3))
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
-        """Return the output of every head."""
         hidden = self.trunk(inputs)
         return [head(hidden) for head in self.heads]
 
@@ -142,10 +134,6 @@ def _validation_first(model: Any, turn: RankStep) -> None:
             turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
-def _ordinary(model: Any, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
-
-
 USES: Mapping[str, Use] = {
     **{name: PLAIN_USES[name] for name in (
         "ordinary", "create_graph", "retain_graph", "gradient_penalty", "autograd_grad_first", "two_forwards",
@@ -186,9 +174,6 @@ def static_use(ctx: RankContext) -> None:
     )  # fmt: skip
 
 
-static_use.expects(truth_of)
-
-
 def _uses(scenario: Scenario, rank: int, step: int) -> list[str]:
     """Return the branches of `Switched` that a rank uses in a step: `uses` holds a text per rank for each step."""
     by_rank = scenario.arguments["uses"][step]
@@ -225,9 +210,6 @@ def changing_graph(ctx: RankContext) -> None:
         ctx, lambda: run_steps(ctx, module, model, step, len(ctx.arguments["uses"])),
         refusal=_names_one_of(ctx.arguments["changed"]),
     )  # fmt: skip
-
-
-changing_graph.expects(truth_of)
 
 
 def _names_one_of(branches: Sequence[str]) -> Satisfies:
@@ -268,9 +250,6 @@ def static_promise(ctx: RankContext) -> None:
         observe_run(ctx, lambda: run_steps(ctx, module, model, _ordinary, NUM_STEPS))
 
 
-static_promise.expects(truth_of)
-
-
 @program("static_logging", invariants=_INVARIANTS)
 def static_logging(ctx: RankContext) -> None:
     """Train `Switched` with the branches of argument `uses`, and read the logging data. All ranks run it.
@@ -285,13 +264,10 @@ def static_logging(ctx: RankContext) -> None:
     steps = range(len(ctx.arguments["uses"]))
     used = [[_uses(ctx.scenario, rank, step) for step in steps] for rank in range(ctx.world_size)]
     all_same = all(mine[0] == step for mine in used for step in mine)
-    # where it is promised already, nobody asks whether it could be
+    # where it is promised already, whether it could be is not asked
     must = {"static_graph": is_static, "can_set_static_graph": Anything() if is_static else all_same}
     for key, value in must.items():  # a number or a text; left out where it does not hold
         ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"), must=value)
-
-
-static_logging.expects(truth_of)
 
 
 #: How many vectors of `Spare` are used.
@@ -299,7 +275,7 @@ NUM_USED = 6
 
 
 class Spare(nn.Module):
-    """Vectors used in the order of registration, of which those that come last, `spare` of them, are never used."""
+    """Vectors used in the order of registration, of which the last `spare` are never used."""
 
     def __init__(self, num_used: int, spare: int) -> None:
         super().__init__()
@@ -307,7 +283,6 @@ class Spare(nn.Module):
         self.spare = nn.ParameterList(torch.empty(64) for _ in range(spare))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return a vector of 64."""
         for vector in self.used:
             inputs = inputs + vector
         return inputs
@@ -343,9 +318,6 @@ def learnt_unused(ctx: RankContext) -> None:
         return {"issued_before_last": issued, "buckets": buckets}
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), must=_traffic(ctx.scenario, num_spare))
-
-
-learnt_unused.expects(truth_of)
 
 
 def _traffic(scenario: Scenario, num_spare: int) -> Mapping[str, Any]:

@@ -1,7 +1,5 @@
 """Scenarios of chapter static_graph: the user promises that the graph stays the same, and the DDP may rely on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,7 +29,7 @@ from conformance.scenario import Scenario, Step
 _grid = Grid("static_graph", ENDS_SOON | STATIC.named("") | Variant(needs=("static_graph",)))
 
 _VARIANTS = (PLAIN, VIEW, EACH_ALONE)
-#: Uses of program `outside_forward` in which a backward comes to no output of forward, before the one that does.
+#: Uses of program `outside_forward` in which a backward reaches no output of forward, before the one that does.
 _OUTSIDE_FIRST = ("penalty_backward_first", "penalties_backward_first", "body_backward_first")
 _NOT_PROMISED = options(static_graph=False)
 
@@ -47,12 +45,10 @@ MODELS = (
 
 
 def _unsearched(name: str) -> Variant:
-    """Return a model with unused parameters, for which nobody searches."""
     return fields(dashed(name), model=name)
 
 
 def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis) -> Iterator[Scenario]:
-    """Yield trainings of four steps, unless they say otherwise."""
     yield from _grid(requirement, slug, "train", worlds, *axes, schedule=(Step(),) * 4)
 
 
@@ -79,7 +75,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _unused()
     yield from _accumulation()
     yield from _uses()
-    yield from _outputs()
+    losses = (PLAIN, arguments("spare", spare=True), arguments("first", loss="first"))
+    for structure in each("structure", ("opaque", "dataclass", "nested_dataclass")):
+        for world_size in (2, 3):
+            yield from _grid("STATIC-10", "", "outputs", world_size, structure, losses)
     yield from _traffic()
     yield from _promises()
     yield from _broken_promises()
@@ -167,13 +166,6 @@ def _uses() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE)
     yield from _grid("STATIC-27", "", "outside_forward", 2, each("use", _OUTSIDE_FIRST), outside, ways)
     yield from _grid("STATIC-24", "recovery", "exception_in_backward", 2, recoveries, (PLAIN, VIEW))
-
-
-def _outputs() -> Iterator[Scenario]:
-    losses = (PLAIN, arguments("spare", spare=True), arguments("first", loss="first"))
-    for structure in each("structure", ("opaque", "dataclass", "nested_dataclass")):
-        for world_size in (2, 3):
-            yield from _grid("STATIC-10", "", "outputs", world_size, structure, losses)
 
 
 def _traffic() -> Iterator[Scenario]:

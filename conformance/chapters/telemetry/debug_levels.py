@@ -1,7 +1,5 @@
 """Programs under torch.distributed's debug levels, which must add explanations and change no result."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +11,8 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_le
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.programs.standard_error import written_to_stderr
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -35,14 +30,12 @@ class Net(nn.Module):
         self.spare = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
-        """Return rows of 2."""
         output: Tensor = self.last(self.first(inputs))
         return output + self.spare(inputs) if with_spare else output
 
 
 @contextmanager
 def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
-    """Set the level, by function or by environment, and restore it afterwards."""
     level = get_debug_level()
     with mock.patch.dict(os.environ, {_VARIABLE: name} if by_environment else {}):
         try:
@@ -60,6 +53,12 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), with_spare)))
 
 
+def _train(ctx: RankContext, model: Any, num_steps: int = 3, with_spare: bool = True) -> None:
+    for index in range(num_steps):
+        turn = rank_step(ctx, index)
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), with_spare)))
+
+
 @program("debug_level", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def debug_level(ctx: RankContext) -> None:
     """Train three steps at the debug level of argument `level`, set by environment if argument `by_environment`.
@@ -70,13 +69,7 @@ def debug_level(ctx: RankContext) -> None:
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))):
         ctx.observe("level", get_debug_level().name, must=ctx.arguments["level"])
-        observe_run(
-            ctx,
-            lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
-        )
-
-
-debug_level.expects(truth_of)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3))
 
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))
@@ -87,10 +80,7 @@ def debugged_mistake(ctx: RankContext) -> None:
         _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))),
         ctx.catching("answer"),
     ):
-        model = ctx.wrap(module)
-        for index in range(2):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), False)))
+        _train(ctx, ctx.wrap(module), num_steps=2, with_spare=False)
 
 
 def _names_both(got: Any) -> bool:
@@ -115,24 +105,19 @@ def debugged_milestones(ctx: RankContext) -> None:
             model = ctx.wrap(module)
         ctx.observe("constructed", ["last.weight" in text(), "find_unused_parameters" in text()])
         with written_to_stderr() as text:
-            for index in range(3):
-                turn = rank_step(ctx, index)
-                turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+            _train(ctx, model)
         ctx.observe("trained", ["last.weight" in text(), "bucket" in text()])
 
 
 @program("debugged_times", invariants=("leaves_no_trace",))
 def debugged_times(ctx: RankContext) -> None:
-    """Train three steps at debug level `level`; observe whether each of the four times is told on stderr (`told`).
+    """Train three steps at debug level `level`; observe `told`, whether stderr names each of the four times.
 
     All ranks run it.
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=False), written_to_stderr() as text:
-        model = ctx.wrap(module)
-        for index in range(3):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+        _train(ctx, ctx.wrap(module))
     said = text().lower().replace("_", " ")
     ctx.observe("told", [name in said for name in _TIMES])
 
@@ -147,15 +132,12 @@ def _times(scenario: Scenario) -> Mapping[int, Facts]:
 def logged_milestones(ctx: RankContext) -> None:
     """Train three steps with TORCH_CPP_LOG_LEVEL=INFO in the environment and debug level OFF.
 
-    Observes `told`, whether stderr has an option of the wrapper, and speaks of buckets. All ranks run it.
+    Observes `told`, whether stderr names an option of the wrapper, and buckets. All ranks run it.
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     told_by_level = mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"})
     with told_by_level, _debug_level("OFF", by_environment=False), written_to_stderr() as text:
-        model = ctx.wrap(module)
-        for index in range(3):
-            turn = rank_step(ctx, index)
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+        _train(ctx, ctx.wrap(module))
     ctx.observe("told", ["find_unused_parameters" in text(), "bucket" in text()])
 
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises, Satisfies
 
@@ -34,14 +32,12 @@ class Work(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, clock: Clock) -> Tensor:
-        """Take the clock's time for a forward."""
         ctx.clock = clock
         clock.forward_ns = _toil(clock.forward_units)
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Take the clock's time for a backward."""
         ctx.clock.backward_ns = _toil(ctx.clock.backward_units)
         return grads[0], None
 
@@ -65,7 +61,7 @@ def _toil(units: int) -> int:
 
 
 class Layers(nn.Module):
-    """Two layers with work between them: the last layer's gradients come before it, the first layer's after it."""
+    """Two layers with work between them: the last layer's gradients precede it, the first layer's follow it."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -74,7 +70,6 @@ class Layers(nn.Module):
         self.clock = clock
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
         hidden = Work.apply(self.first(inputs), self.clock)
         output: Tensor = self.last(hidden)
         return output
@@ -104,8 +99,8 @@ def logged_times(ctx: RankContext) -> None:
     `communication`, `overlap` and `moments`; with a pause also `without_pause`; and `averages`, how far the logged
     averages are from those of the logged times. All ranks run it.
 
-    Who counts a backward from the end of forward on is told by a pause, and by nothing else: a pause is longer than
-    what a busy machine adds at the end of a backward, where nobody counts. Without one a verdict would be luck.
+    Only a pause shows that a DDP counts a backward from the end of forward on: it is longer than what a busy machine
+    adds at the end of a backward, where no DDP counts. Without a pause the verdict would depend on chance.
     """
     clock = Clock(ctx.arguments["forward"], ctx.arguments["backward"])
     model: Any = ctx.wrap(Layers(clock).to(ctx.device))
@@ -208,11 +203,5 @@ def refused_sample_rate(ctx: RankContext) -> None:
     """Ask for the sample rates 0 and -1; observe the exceptions. All ranks run it."""
     model: Any = ctx.wrap(Layers(Clock(0, 0)).to(ctx.device))
     for name, rate in (("zero", 0), ("negative", -1)):
-        with ctx.catching(name):
+        with ctx.catching(name, must=Raises(("ValueError",), ("rate",))):
             model._set_ddp_runtime_logging_sample_rate(rate)
-
-
-@refused_sample_rate.expects
-def _refused_sample_rate(scenario: Scenario) -> Mapping[int, Facts]:
-    refusal = Raises(("ValueError",), ("rate",))
-    return {rank: {"zero": refusal, "negative": refusal} for rank in range(scenario.world_size)}

@@ -1,7 +1,5 @@
 """Programs about `_get_ddp_logging_data`: a wrapper's report on its configuration, buckets and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -17,10 +15,8 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -38,7 +34,6 @@ class Named(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2, in float64."""
         output: Tensor = self.precise(self.first(inputs).double())
         return output
 
@@ -49,7 +44,7 @@ def _layers() -> nn.Module:
 
 #: Sizes of the parameters of `_layers` in bytes, in their order.
 _SIZES = (24, 8, 32, 16, 16, 4)
-_TOTAL = sum(_SIZES)
+_MOMENTS = ("constructed", "trained")
 
 
 def _step(ctx: RankContext, model: nn.Module, index: int) -> None:
@@ -88,7 +83,7 @@ def _options(ctx: RankContext) -> Mapping[str, Any]:
 def _form(ctx: RankContext) -> Mapping[str, Any]:
     model: Any = ctx.wrap(_layers().to(ctx.device))
     facts: dict[str, Any] = {}
-    for moment in ("constructed", "trained"):
+    for moment in _MOMENTS:
         data = model._get_ddp_logging_data()
         facts[f"{moment}/strange"] = sorted(
             name for name, value in data.items() if type(name) is not str or type(value) not in (int, str)
@@ -269,35 +264,8 @@ def _expect_options(scenario: Scenario, rank: int) -> Facts:
     }
 
 
-def _expect_form(scenario: Scenario, rank: int) -> Facts:
-    facts: dict[str, Any] = {"num_reductions_of_asking": 0}
-    for moment in ("constructed", "trained"):
-        facts |= {f"{moment}/strange": [], f"{moment}/travels": True, f"{moment}/again": True}
-    return facts
-
-
-def _expect_buckets(scenario: Scenario, rank: int) -> Facts:
-    every = list(range(len(_SIZES)))
-    return {
-        "has_rebuilt_buckets": 1, "bytes_in_buckets": _TOTAL, "rebuilt_as_sent": True, "rebuilt_of_indices": True,
-        "indices": every, "order": True, "num_buckets_reduced": True,
-    }  # fmt: skip
-
-
 def _has(got: str, part: str) -> bool:
     return part in got
-
-
-def _expect_hook(scenario: Scenario, rank: int) -> Facts:
-    return {"before": "", "after": Satisfies("the hook's name", _has, ("divides_and_sums",))}
-
-
-def _expect_join(scenario: Scenario, rank: int) -> Facts:
-    return {"before": 0, "after": 1}
-
-
-def _expect_error(scenario: Scenario, rank: int) -> Facts:
-    return {"before": 0, "raised": True, "after": 1, "same_complaint": True}
 
 
 def _expect_unused(scenario: Scenario, rank: int) -> Facts:
@@ -317,7 +285,18 @@ def _expect_environment(scenario: Scenario, rank: int) -> Facts:
 
 
 _EXPECTED: Mapping[str, Callable[[Scenario, int], Facts]] = {
-    "constructed": _expect_constructed, "options": _expect_options, "form": _expect_form, "buckets": _expect_buckets,
-    "hook": _expect_hook, "join": _expect_join, "error": _expect_error, "unused": _expect_unused,
+    "constructed": _expect_constructed, "options": _expect_options, "unused": _expect_unused,
     "environment": _expect_environment,
+    "form": lambda *_: {
+        "num_reductions_of_asking": 0,
+        **{f"{moment}/strange": [] for moment in _MOMENTS},
+        **{f"{moment}/{name}": True for moment in _MOMENTS for name in ("travels", "again")},
+    },
+    "buckets": lambda *_: {
+        "has_rebuilt_buckets": 1, "bytes_in_buckets": sum(_SIZES), "indices": list(range(len(_SIZES))),
+        **dict.fromkeys(("rebuilt_as_sent", "rebuilt_of_indices", "order", "num_buckets_reduced"), True),
+    },
+    "hook": lambda *_: {"before": "", "after": Satisfies("the hook's name", _has, ("divides_and_sums",))},
+    "join": lambda *_: {"before": 0, "after": 1},
+    "error": lambda *_: {"before": 0, "raised": True, "after": 1, "same_complaint": True},
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """Mutants of chapter telemetry: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -38,85 +36,85 @@ Data = dict[str, int | str]
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def CountsFrozenParameters(ddp: Ours, told: Call) -> Data:
+def CountsFrozenParameters(ddp: Ours, logging_data: Call) -> Data:
     """BUG: the logged number of parameters counts those that are not averaged."""
-    return {**told(), "num_parameter_tensors": len(list(ddp.module.parameters())) + 1}
+    return {**logging_data(), "num_parameter_tensors": len(list(ddp.module.parameters())) + 1}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsOneDictionary(ddp: Ours, told: Call) -> Data:
+def TellsOneDictionary(ddp: Ours, logging_data: Call) -> Data:
     """BUG: the logging data are one dictionary, which changes while its reader looks at it."""
     kept: Data = vars(ddp).setdefault("kept", {})
-    kept.update(told())
+    kept.update(logging_data())
     return kept
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def CommunicatesToTell(ddp: Ours, told: Call) -> Data:
+def CommunicatesToTell(ddp: Ours, logging_data: Call) -> Data:
     """BUG: asking for the logging data waits for the other ranks."""
-    data: Data = told()
+    data: Data = logging_data()
     collectives.all_reduce_now(torch.zeros(1), ddp.process_group)
     return data
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsDefaultCaps(ddp: Ours, told: Call) -> Data:
+def TellsDefaultCaps(ddp: Ours, logging_data: Call) -> Data:
     """BUG: the logged bucket cap is the default one."""
-    return {**told(), "bucket_cap_bytes": 25 * 1024 * 1024}
+    return {**logging_data(), "bucket_cap_bytes": 25 * 1024 * 1024}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsFirstBuckets(ddp: Ours, told: Call) -> Data:
+def TellsFirstBuckets(ddp: Ours, logging_data: Call) -> Data:
     """BUG: the logged buckets are those before they were rebuilt."""
-    data: Data = told()
+    data: Data = logging_data()
     first: Data = vars(ddp).setdefault("first", data)
     names = ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
     return {**data, **{name: first["bucket_sizes"] for name in names if name in data}}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsMicroseconds(ddp: Ours, told: Call) -> Data:
-    """BUG: durations are told in microseconds, not in nanoseconds."""
-    data = told()
+def TellsMicroseconds(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: the logged durations are in microseconds, not in nanoseconds."""
+    data = logging_data()
     names = [name for name in data if name.endswith("_time") and not name.startswith("avg_")]
     return {**data, **{name: int(data[name]) // 1000 for name in names}}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsLastAsAverage(ddp: Ours, told: Call) -> Data:
+def TellsLastAsAverage(ddp: Ours, logging_data: Call) -> Data:
     """BUG: averages are the times of the last step."""
-    data = told()
+    data = logging_data()
     return {**data, **{name: data[name.removeprefix("avg_")] for name in data if name.startswith("avg_")}}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsNothingUnused(ddp: Ours, told: Call) -> Data:
-    """BUG: unused parameters are told to be of no size."""
-    return {**told(), "unused_parameter_size": 0}
+def TellsNothingUnused(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: the logged size of unused parameters is 0."""
+    return {**logging_data(), "unused_parameter_size": 0}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def AlwaysLooksStatic(ddp: Ours, told: Call) -> Data:
-    """BUG: every graph is told to be static."""
-    return {**told(), "can_set_static_graph": 1}
+def AlwaysLooksStatic(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: every graph is logged as one that could be static."""
+    return {**logging_data(), "can_set_static_graph": 1}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsNoError(ddp: Ours, told: Call) -> Data:
-    """BUG: the logging data do not tell that there was an error."""
-    return {name: value for name, value in told().items() if name not in ("has_error", "error")}
+def TellsNoError(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: the logging data do not report an error."""
+    return {name: value for name, value in logging_data().items() if name not in ("has_error", "error")}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsWholeEnvironment(ddp: Ours, told: Call) -> Data:
-    """BUG: variables of other backends, and all others, are told as well."""
-    return {**{name.lower(): value for name, value in os.environ.items()}, "nccl_debug": "N/A", **told()}
+def TellsWholeEnvironment(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: variables of other backends, and all others, are in the logging data."""
+    return {**{name.lower(): value for name, value in os.environ.items()}, "nccl_debug": "N/A", **logging_data()}
 
 
 @replaces(Ours, "_get_ddp_logging_data")
-def TellsRankOfWorld(ddp: Ours, told: Call) -> Data:
-    """BUG: rank and world size are told of the default group, one too many."""
-    return {**told(), "world_size": dist.get_world_size() + 1}
+def TellsRankOfWorld(ddp: Ours, logging_data: Call) -> Data:
+    """BUG: the logged world size is that of the default group, plus one."""
+    return {**logging_data(), "world_size": dist.get_world_size() + 1}
 
 
 @as_part
@@ -162,7 +160,7 @@ class _Unsampled(Telemetry):
 
 
 class TellsNoTimes(Ours):
-    """BUG: no iteration is taken for one whose times are told."""
+    """BUG: no iteration is sampled, so that no times are logged."""
 
     def attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super().attach_reducer(members)
@@ -178,14 +176,14 @@ def SaysNothingWithoutADebugLevel(planning: BucketPlanning, log_plan: Call, what
 
 @replaces(Reduction, "collect")
 def HidesCopies(reduction: Reduction, collected: Call, bucket: Bucket) -> Tensor:
-    """BUG: a profiler sees nothing of how gradients come into buckets."""
+    """BUG: a profiler does not see gradients being copied into buckets."""
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
         buffer: Tensor = collected(bucket)
     return buffer
 
 
 @replaces(EarlyMoves, "came")
-def HidesEarlyMoves(moves: EarlyMoves, came: Call, index: int) -> None:
-    """BUG: a profiler sees nothing of large gradients that move into their bucket when they come."""
+def HidesEarlyMoves(moves: EarlyMoves, arrived: Call, index: int) -> None:
+    """BUG: a profiler does not see large gradients that move into their bucket when they arrive."""
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
-        came(index)
+        arrived(index)

@@ -1,7 +1,5 @@
 """Which parts of a step a profiler shows, under the names that torch's DDP gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.chapters.telemetry.debug_levels import Net
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs import RankContext, program, rank_step
 from conformance.scenario import Scenario
 
 _FORWARD, _SEARCH, _COPY_IN, _COPY_OUT = "forward", "search for unused parameters", "copies in", "copies out"

@@ -1,7 +1,5 @@
 """Scenarios of chapter telemetry: a wrapper's logging data, and torch.distributed's debug levels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mutants of chapter tensor_parallel: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
@@ -24,14 +22,14 @@ from ddp_impl.reducer.reduction import Reduction
 
 @replaces(Ours, "__init__")
 def ComparesNoPlacements(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: nobody asks whether ranks hold the same shards before these are averaged."""
+    """BUG: shards are averaged without a check that ranks hold the same ones."""
     with mock.patch.object(replicas, "describe_placement", return_value=""):
         init(*args, **kwargs)
 
 
 @replaces(Reducer, "finalize")
 def DropsShardedGradients(reducer: Reducer, finalize: Call) -> None:
-    """BUG: gradients of DTensors are dropped after they were averaged, as if nobody needed them."""
+    """BUG: gradients of DTensors are dropped after they were averaged, as if they were not needed."""
     finalize()
     for member in reducer.members:
         if isinstance(member.parameter.grad, DTensor):

@@ -33,7 +33,7 @@ class ShardedPlan:
     """How a sharded training goes; read from a scenario's `arguments`.
 
     `mesh` are the extents of the mesh; the last two are its rows (data parallelism) and the ranks of a row (tensor
-    parallelism). In every step of `num_steps` come `accumulate` backwards under `no_sync` and one that synchronises,
+    parallelism). Every step of `num_steps` has `accumulate` backwards under `no_sync` and one that synchronises,
     then gradients are clipped to the norm `clip` (if not 0) and the `optimizer` steps. `uses[k][row]` is the part of
     the model that the row uses in step k (the last entry holds for all later steps). `num_inputs[row]`: the number of
     steps for which the row has data; all rows then train in a join context. `hook` is the comm hook, "" for none.
@@ -55,7 +55,6 @@ class ShardedPlan:
 
     @staticmethod
     def of(scenario: Scenario) -> ShardedPlan:
-        """Read the plan; other arguments are the program's own."""
         known = {name: scenario.arguments[name] for name in ShardedPlan.__annotations__ if name in scenario.arguments}
         plan = ShardedPlan(**{**known, "mesh": tuple(known["mesh"])})
         certain(len(plan.mesh) >= 2, f"{scenario.id}: a mesh of rows and ranks is needed, got {plan.mesh}")
@@ -65,7 +64,6 @@ class ShardedPlan:
 
     @property
     def sharded_model(self) -> ShardedModel:
-        """The model that is trained."""
         return get_sharded_model(self.model)
 
     @property
@@ -79,19 +77,15 @@ class ShardedPlan:
         return self.sharded_model.exact and self.optimizer != "adam" and not self.clip
 
     def row_of(self, rank: int) -> int:
-        """Return the row of the mesh that `rank` is in."""
         return rank // self.mesh[-1] % self.num_rows
 
     def is_active(self, row: int, step: int) -> bool:
-        """Whether a row has data for a step."""
         return not self.num_inputs or step < self.num_inputs[row]
 
     def keywords(self, row: int, step: int) -> dict[str, Any]:
-        """Return the arguments of the row's forward."""
         return {"use": self.uses[min(step, len(self.uses) - 1)][row]} if self.uses else {}
 
     def make_optimizer(self, module: nn.Module) -> optim.Optimizer:
-        """Return the optimizer over all of `module`'s parameters."""
         if self.optimizer == "adam":
             return optim.Adam(module.parameters(), lr=LEARNING_RATE)
         momentum = MOMENTUM if self.optimizer == "momentum" else 0.0
@@ -116,7 +110,6 @@ class UnshardedRows:
                     parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._used.add(name))
 
     def train(self) -> None:
-        """Run all steps and record the facts of each row."""
         for step in range(self.plan.num_steps):
             self.step(step)
         if self.plan.num_inputs:
@@ -126,11 +119,9 @@ class UnshardedRows:
             self.facts[row] |= {f"final/buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}
 
     def parameters(self, row: int) -> dict[str, Any]:
-        """Return what a row's parameters must be, by name."""
         return {name: self._fact(parameter) for name, parameter in self.modules[row].named_parameters()}
 
     def step(self, step: int) -> None:
-        """Run one step of every row that has data for it."""
         plan, active = self.plan, [row for row in range(self.plan.num_rows) if self.plan.is_active(row, step)]
         if not active:
             return

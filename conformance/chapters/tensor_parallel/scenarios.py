@@ -1,7 +1,5 @@
 """Scenarios of chapter tensor_parallel: data parallelism over the rows of a mesh whose rows share the parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +52,6 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _train(requirement: str, slug: str, *axes: Axis, mesh: Axis = _SQUARE, **given: Any) -> Iterator[Scenario]:
-    """Yield trainings, of four steps unless they say otherwise."""
     asked = {"num_steps": 4, **given}
     yield from _grid(requirement, slug, "sharded_training", (), *axes, mesh, arguments=asked)
 

@@ -1,7 +1,5 @@
 """Program `sharded_checkpoint`: saved from one layout of the mesh, loaded into another, and trained on."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import tempfile
@@ -22,8 +20,7 @@ from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRo
 from conformance.chapters.tensor_parallel.sharded_training import grid, observe_whole, run_backward, sharded_module
 from conformance.errors import instance, present
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 
@@ -66,7 +63,6 @@ def sharded_checkpoint(ctx: RankContext) -> None:
 
 
 def _plans(scenario: Scenario) -> tuple[ShardedPlan, ShardedPlan]:
-    """Return the plans of the training that is saved and of the one that goes on."""
     arguments = dict(scenario.arguments)
     load_mesh = arguments.pop("load_mesh")
     return tuple(

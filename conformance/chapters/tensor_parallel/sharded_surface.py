@@ -1,7 +1,5 @@
 """Programs about what surrounds sharded training: parameters that stay what they are, traffic, and mistakes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +18,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Collective, Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs import RankContext, program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -123,7 +120,7 @@ def sharded_traffic(ctx: RankContext) -> None:
     """Train steps with and without DDP and compare the collectives of each group. All ranks run it.
 
     Observes for each step `elements`, the number of elements of gradients reduced over the rows, less those of the
-    local shards (0); `tensor_parallel`, collectives of the row's own group that came or went with DDP; `elsewhere`, the
+    local shards (0); `tensor_parallel`, collectives of the row's own group that DDP adds or removes; `elsewhere`, the
     groups used besides; and for later steps `buckets`, the elements of each gradient collective over the rows.
     """
     plan = ShardedPlan.of(ctx.scenario)
@@ -234,7 +231,6 @@ class _Mistake:
 
 
 def _crossed(ctx: RankContext, _: Grid) -> dict[str, Any]:
-    """Return groups across the mesh: ranks 0 and 3, ranks 1 and 2."""
     groups = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
     return {"process_group": groups[0 if ctx.rank in (0, 3) else 1]}
 

@@ -1,7 +1,5 @@
 """Program `sharded_training`: data parallelism over the rows of a mesh whose rows share one module's parameters."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator
@@ -15,9 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan, losses_of_unsharded, simulate_unsharded
 from conformance.observation import Collective
+from conformance.programs import RankContext, program
 from conformance.programs.join_context import joining
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
 
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "all_reduce": default_hooks.allreduce_hook}
 
@@ -58,7 +55,7 @@ def grid(ctx: RankContext, shape: tuple[int, ...]) -> Iterator[Grid]:
 
 
 def group_label(ctx: RankContext, dimension: DeviceMesh) -> str:
-    """Return the name under which the history knows the group of a 1-D mesh."""
+    """Return the name that the group has in the history, of a 1-D mesh."""
     group = dimension.get_group()
     return "default" if group is ctx.process_group else f"group {group.group_name}"
 
@@ -150,7 +147,7 @@ def localized_training(ctx: RankContext) -> None:
     """Train by a `ShardedPlan` a module that torch has prepared: the DDP is given local shards in place of DTensors.
 
     torch's preparation makes DTensors of the shards for each forward, and leaves plain attributes behind. All ranks run
-    it. Observes the losses: after the first step they tell whether gradients were averaged.
+    it. Observes the losses, which after the first step show whether gradients were averaged.
     """
     from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 

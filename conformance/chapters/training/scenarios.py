@@ -1,7 +1,5 @@
 """Scenarios of chapter training: whole trainings, compared with the same trainings without DDP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.grid import Axis, Grid, Worlds
@@ -44,7 +42,6 @@ def _accumulate(num_batches: int) -> Variant:
 def _training(
     requirement: str, slug: str, name: str, worlds: Worlds, *axes: Axis, also: tuple[str, ...] = ()
 ) -> Iterator[Scenario]:
-    """Yield trainings whose data differ with the world size."""
     shown = tuple(dict.fromkeys((requirement, *_BASICS, *also)))
     # Far above what they take (a second or two), so that a loaded machine is no hang.
     deadline_s = 60.0
@@ -61,7 +58,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _restarts()
     yield from _options()
     yield from _families()
-    yield from _dtypes()
+    training = fields(schedule=(Step(),) * 4, seed=17)
+    low_and_high = dtypes("float64", "float16", "bfloat16")
+    trained = models("mlp", "many_small_layers")
+    yield from _grid("TRAIN-17", "", "train", (2, 3, 4), trained, low_and_high, training, also=_BASICS)
 
 
 def _digits() -> Iterator[Scenario]:
@@ -116,7 +116,7 @@ def _optimizers() -> Iterator[Scenario]:
 
 
 def _restarts() -> Iterator[Scenario]:
-    """Take a checkpoint in the middle of an epoch; the truth knows nothing of it."""
+    """Take a checkpoint in the middle of an epoch; the truth has none."""
     for requirement, restart in (("TRAIN-11", "every_rank"), ("TRAIN-12", "rank_0")):
         digits = arguments("adam", restart=restart, restart_after=11, optimizer="adam")
         yield from _training(requirement, "", "cnn", (1, 2, 4), _DIGITS, _SHORT, digits)
@@ -144,10 +144,3 @@ def _families() -> Iterator[Scenario]:
         worlds = (2, 4) if fixture.has_unused or fixture.uses_buffers else 3
         small = _SMALL_BUCKETS.named("")
         yield from _grid("TRAIN-16", "", "train", worlds, model(name), small, training, also=_BASICS)
-
-
-def _dtypes() -> Iterator[Scenario]:
-    training = fields(schedule=(Step(),) * 4, seed=17)
-    low_and_high = dtypes("float64", "float16", "bfloat16")
-    trained = models("mlp", "many_small_layers")
-    yield from _grid("TRAIN-17", "", "train", (2, 3, 4), trained, low_and_high, training, also=_BASICS)

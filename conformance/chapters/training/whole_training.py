@@ -1,7 +1,5 @@
 """Program `training`: a whole training as users write it, with sampler, epochs, evaluation and checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any
@@ -11,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from conformance.models.recipe import Learner, Recipe, loss_ratio
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, program
 from conformance.truth.expected import Anything, at_least, at_most
 
 _INVARIANTS = ("same_collectives", "silent_no_sync", "nothing_in_flight")
@@ -36,12 +32,7 @@ def training(ctx: RankContext) -> None:
     run.finish()
 
 
-training.expects(truth_of)
-
-
 class _Run:
-    """One rank's training: the wrapped model, the same module unwrapped, and the learner."""
-
     def __init__(self, ctx: RankContext, recipe: Recipe) -> None:
         self.ctx = ctx
         self.recipe = recipe

@@ -4,8 +4,6 @@ A reentrant checkpoint runs its layers again within the backward, and begins a b
 outputs' graph finds neither layers nor parameters there, also where the rank does use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 
 WIDTH = 4
@@ -28,7 +23,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: nn.Module, inputs: Tensor) -> Tensor:
-        """Run `layer` without a graph."""
         ctx.layer = layer
         ctx.save_for_backward(inputs)
         with torch.no_grad():
@@ -37,7 +31,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
-        """Run it with one, and go back through that."""
         inputs = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             output = ctx.layer(inputs)
@@ -75,7 +68,6 @@ class HidingLayers(nn.Module):
         self.place = place
 
     def forward(self, inputs: Tensor, *, skip: bool = False) -> Tensor:
-        """Return rows of WIDTH; `skip` leaves the hidden layers out."""
         if self.place == "all":
             return self._all(inputs, skip=skip)
         hidden: Tensor = self.trunk(inputs)
@@ -125,6 +117,3 @@ def hidden_layers(ctx: RankContext) -> None:
     module = _module(ctx.scenario).to(ctx.device)
     num_steps = len(ctx.arguments["skips"])
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), num_steps))
-
-
-hidden_layers.expects(truth_of)

@@ -4,20 +4,16 @@ Such a rank still has to contribute zeros to the mean, in that step and not in i
 the others' gradients, although nothing in the outputs of its forward leads to a parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 
 WIDTH = 4
@@ -41,7 +37,6 @@ class Layers(nn.Module):
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, inputs: Tensor, *, idle: bool = False, returns: str = "doubled") -> Any:
-        """Return rows of WIDTH; `returns` says what an idle forward makes of its inputs, or how all return theirs."""
         if not idle:
             hidden = self.two(self.one(inputs))
         elif returns == "itself":
@@ -75,20 +70,12 @@ def _forward(model: Any, turn: RankStep, inputs: Tensor, *, idle: bool, returns:
     return turn.forward(model, inputs, idle=idle, returns=returns)
 
 
-def _learnt(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle)))
+def _learnt(model: Any, turn: RankStep, idle: bool, returns: str = "doubled") -> None:
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle, returns=returns)))
 
 
-def _itself(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle, returns="itself")))
-
-
-def _outer(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle)))
-
-
-def _no_grad(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns="no_grad")))
+def _outer(model: Any, turn: RankStep, idle: bool, returns: str = "doubled") -> None:
+    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns=returns)))
 
 
 def _own_head(model: Any, turn: RankStep, idle: bool) -> None:
@@ -117,15 +104,9 @@ def _in_place(model: Any, turn: RankStep, idle: bool) -> None:
     turn.backward(_outer_head(turn, hidden))
 
 
-def _two_forwards(model: Any, turn: RankStep, idle: bool) -> None:
+def _two_forwards(model: Any, turn: RankStep, idle: bool, second_too: bool = False) -> None:
     first = _forward(model, turn, _learnt_input(turn), idle=idle)
-    second = _forward(model, turn, _learnt_input(turn, micro=1), idle=False)
-    turn.backward(turn.loss(first) + turn.loss(second, micro=1))
-
-
-def _two_idle_forwards(model: Any, turn: RankStep, idle: bool) -> None:
-    first = _forward(model, turn, _learnt_input(turn), idle=idle)
-    second = _forward(model, turn, _learnt_input(turn, micro=1), idle=idle)
+    second = _forward(model, turn, _learnt_input(turn, micro=1), idle=idle and second_too)
     turn.backward(turn.loss(first) + turn.loss(second, micro=1))
 
 
@@ -166,9 +147,9 @@ def _accumulated(model: Any, turn: RankStep, idle: bool) -> None:
 
 USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
     "learnt_input": _learnt,
-    "input_itself": _itself,
+    "input_itself": partial(_learnt, returns="itself"),
     "outer_head": _outer,
-    "no_grad": _no_grad,
+    "no_grad": partial(_outer, returns="no_grad"),
     "own_head": _own_head,
     "tuple": _as("tuple"),
     "dict": _as("dict"),
@@ -177,7 +158,7 @@ USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
     "counted": _as("counted"),
     "in_place": _in_place,
     "two_forwards": _two_forwards,
-    "two_idle_forwards": _two_idle_forwards,
+    "two_idle_forwards": partial(_two_forwards, second_too=True),
     "two_backwards": _two_backwards,
     "twice": _twice,
     "gradient_first": _gradient_first,
@@ -200,6 +181,3 @@ def idle_ranks(ctx: RankContext) -> None:
     module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     plan: Sequence[Any] = ctx.arguments["idle"]
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), len(plan)))
-
-
-idle_ranks.expects(truth_of)

@@ -1,17 +1,12 @@
 """Program `lost_parameters`: a module that loses parameters after wrapping: deleted, replaced by nothing, tied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 
 WIDTH = 4
 
@@ -25,7 +20,6 @@ class Layers(nn.Module):
         self.head: nn.Module = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
         hidden = self.second(self.first(rows))
         head = getattr(self, "head", None)
         result: Tensor = hidden if head is None else head(hidden)
@@ -62,8 +56,7 @@ def lost_parameters(ctx: RankContext) -> None:
 
     Observes `step<k>/grad/<name>` of the parameters that are left.
     """
-    module = Layers()
-    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     take_away = LOSSES[ctx.arguments["loss"]]
 
     def step(model: Any, turn: RankStep) -> None:
@@ -72,6 +65,3 @@ def lost_parameters(ctx: RankContext) -> None:
         turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
-
-
-lost_parameters.expects(truth_of)

@@ -1,7 +1,5 @@
 """Mutants of chapter unused: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
@@ -31,7 +29,7 @@ def ZeroesUnusedGradients(ddp: ActsAfterBackward, after_reduced: Call) -> None:
 
 
 class _Excluding(Reducer):
-    """Takes for unused, before the backward brings anything, what it does not believe to come."""
+    """Takes for unused, before the backward brings anything, what it does not expect to arrive."""
 
     believed: Sequence[bool] = ()
 
@@ -39,7 +37,7 @@ class _Excluding(Reducer):
         super().announce()
         self.expectation.may_still_arrive = lambda index: False  # type: ignore[method-assign]
         if self.reduction.options.find_unused_parameters and any(self.believed):
-            absent = [index for index, comes in enumerate(self.believed) if not comes]
+            absent = [index for index, arrives in enumerate(self.believed) if not arrives]
             self.reduction.iteration.unused.update(absent)
             for bucket in self.arrivals.exclude(absent):
                 self.bucket_is_full(bucket)
@@ -55,7 +53,7 @@ def LastForwardCounts(reducer: _Excluding, prepare_for_backward: Call, outputs: 
 
 @replaces(Reduction, "launch")
 def RefusesUnusedSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
-    """BUG: a sparse gradient that does not come is an error."""
+    """BUG: a sparse gradient that does not arrive is an error."""
     if bucket.sparse and bucket.parameters[0].grad is None:
         raise RuntimeError("a sparse gradient is missing")
     launch(bucket)
@@ -117,7 +115,7 @@ def NeverSkips(reduction: Reduction, release_late: Call) -> None:
 
 @replaces(Reducer, "check_finished")
 def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
-    """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
+    """BUG: gradients that never arrived are not noticed; the next iteration begins as if nothing had happened."""
     iteration = reducer.reduction.iteration
     if iteration.progress not in (Progress.IDLE, Progress.AWAITS):
         iteration.enter(Event.RESET)
@@ -147,7 +145,7 @@ class UnusedHereStaysNone(ActsAfterBackward):
 
 @replaces(Reducer, "announce")
 def CountsEarlyGradientsAgain(reducer: Reducer, announce: Call) -> None:
-    """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
+    """BUG: a gradient that arrived before autograd reached an output of forward counts once more, as an unused one."""
     for index, left in enumerate(reducer.arrivals.due):
         if not left and reducer.reduction.options.find_unused_parameters:
             reducer.arrivals.pending[reducer.arrivals.bucket_of[index]] -= 1
@@ -168,7 +166,6 @@ def BelievesItsSearch(reducer: _Excluding, announce: Call) -> None:
 
 
 def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
-    """Return which of these nodes a backward from `outputs` comes to."""
     stack = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
     seen = set[Node](stack)
     while stack:
@@ -186,7 +183,7 @@ def RefusesLosses(watch: ParameterWatch, check: Call, /, *, allow_removed: bool 
 
 @replaces(Reducer, "take_gradient")
 def SaysNothingOfLateGradients(reducer: Reducer, take_gradient: Call, index: int) -> None:
-    """BUG: a gradient that comes after its parameter counted as unused stays local, without a word."""
+    """BUG: a gradient that arrives after its parameter counted as unused stays local, without a warning."""
     with mock.patch("ddp_impl.reducer.reducer.warnings.warn"):
         take_gradient(index)
 

@@ -1,10 +1,8 @@
 """Programs `outside_forward` and `late_gradient`: losses that use parameters outside of forward's outputs.
 
-The gradient of such a parameter may come before autograd reaches an output of forward, beside it, or although the
-search for unused parameters did not find the parameter. A first step tells nothing: buckets are planned anew after it.
+The gradient of such a parameter may arrive before autograd reaches an output of forward, beside it, or although the
+search for unused parameters did not find the parameter. A first step shows nothing: buckets are planned again after it.
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.truth.expected import AnyOf, Raises
 
 NUM_STEPS = 4
@@ -34,7 +29,6 @@ class BodyAndHeads(nn.Module):
         self.spare = nn.Linear(WIDTH, 3)
 
     def forward(self, inputs: Tensor, returns: str = "") -> Any:
-        """Return rows of WIDTH; with `returns`, the parameter of that name beside them."""
         hidden: Tensor = self.body(inputs)
         return (hidden, self.get_parameter(returns)) if returns else hidden
 
@@ -146,9 +140,6 @@ def outside_forward(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
-outside_forward.expects(truth_of)
-
-
 @program("late_gradient", invariants=("leaves_no_trace",))
 def late_gradient(ctx: RankContext) -> None:
     """Run the backward of a penalty after the one of the output, which counted its parameter as unused, in each step.
@@ -174,6 +165,3 @@ def late_gradient(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/spare.weight", found, must=AnyOf("averaged", "named"))
         if raised is not None:
             break
-
-
-late_gradient.expects(truth_of)

@@ -1,7 +1,5 @@
 """Scenarios of chapter unused: parameters that get no gradient, with `find_unused_parameters`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,7 +37,6 @@ _SKIPPING_ALONE = SKIPPING | EACH_ALONE.named("") | Variant(needs=("skip_all_red
 def _switched(
     requirement: str, slug: str, worlds: Worlds, uses: Sequence[Sequence[str]], *axes: Axis, **given: Any
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `unused_parameters`; each step says what rank 0, 1, ... uses, in turn."""
     switched = {"uses": [list(step) for step in uses], **given}
     yield from _grid(requirement, slug, "unused_parameters", worlds, *axes, arguments=switched)
 
@@ -50,7 +47,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _errors()
     yield from _outputs()
     yield from _models()
-    yield from _outside_forward()
+    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE.at(2, 3), VIEW | EACH_ALONE, STATIC)
+    yield from _grid("UNUSED-15", "", "outside_forward", 2, each("use", USES), ways, ENDS_SOON)
+    late = (PLAIN.at(2, 3), VIEW, EACH_ALONE, STATIC)
+    yield from _grid("UNUSED-19", "", "late_gradient", 2, late, ENDS_SOON)
     yield from _idle_ranks()
     yield from _hidden_layers()
     yield from _lost_parameters()
@@ -123,13 +123,6 @@ def _models() -> Iterator[Scenario]:
     twice = arguments("2-forwards", forwards=2)
     branching = models("two_heads", "moe", "unused", "nested")
     yield from _grid("UNUSED-07", "", "forwards_before_backward", (2, 3), branching, twice, ENDS_SOON)
-
-
-def _outside_forward() -> Iterator[Scenario]:
-    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE.at(2, 3), VIEW | EACH_ALONE, STATIC)
-    yield from _grid("UNUSED-15", "", "outside_forward", 2, each("use", USES), ways, ENDS_SOON)
-    late = (PLAIN.at(2, 3), VIEW, EACH_ALONE, STATIC)
-    yield from _grid("UNUSED-19", "", "late_gradient", 2, late, ENDS_SOON)
 
 
 def _idle_ranks() -> Iterator[Scenario]:

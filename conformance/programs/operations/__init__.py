@@ -1,1 +1,1 @@
-"""Operations of a c10d backend: what each is given, what must come of it, and in which circumstances."""
+"""Operations of a c10d backend: their inputs, their right outputs, and the circumstances of a call."""

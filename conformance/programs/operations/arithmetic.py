@@ -1,4 +1,4 @@
-"""What wrong arithmetic, the same for every element, makes of right values: a factor, or a detour through a dtype."""
+"""Recognises wrong arithmetic that is the same for every element: a factor, or a detour through a dtype."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-#: So great a whole factor is no chance, unless a tensor has as many elements.
+#: The largest factor that is looked for, in a tensor of fewer elements.
 _MOST = 64
-#: Of one rounding more or less, as another order of factors makes it.
+#: How many roundings another order of factors may add.
 _ROUNDINGS = 4
 _DETOURS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "complex64")
 
 
 def scaled(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
-    """Return by what the sum of `parts`, or their average, is divided or multiplied in `got`; empty if by nothing."""
+    """Return the factor by which `got` differs from the sum or average of `parts`, as a clause; empty if none fits."""
     if op not in ("SUM", "AVG") or not got.is_floating_point() or not got.numel():
         return ""
     size, total = len(parts), torch.stack([part.double() for part in parts]).sum(0)
@@ -30,21 +30,21 @@ def scaled(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
     if 1 < factor <= most and _close(total * factor, got):
         return f"the sum multiplied by {factor}"
     if op == "SUM" and bool(_added_in_some_order([part / size for part in parts], size, got).all()):
-        return "the sum of what was divided by the group's size first and multiplied afterwards, so that bits were lost"
+        return "the sum of parts that were divided by the group's size and multiplied after it, so that bits were lost"
     return ""
 
 
 def saturated(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
-    """Return what `got` holds if it is the sum of integers, held at the dtype's limits where it is to wrap."""
+    """Return a clause if `got` is the sum of integers, clamped to the dtype's limits where it must wrap."""
     if op != "SUM" or got.is_floating_point() or got.is_complex() or got.dtype in (torch.bool, torch.int64):
         return ""
     limits, total = torch.iinfo(got.dtype), torch.stack([part.long() for part in parts]).sum(0)
     held = total.clamp(limits.min, limits.max).to(got.dtype)
-    return "the sum, held at the dtype's limits, where it is to wrap" if torch.equal(held, got) else ""
+    return "the sum, clamped to the dtype's limits, where it must wrap" if torch.equal(held, got) else ""
 
 
 def converted(expected: Tensor, got: Tensor) -> str:
-    """Return through which dtype the values went that came, if that explains every element; empty if none does."""
+    """Return a clause if a conversion to some dtype and back explains every element of `got`; else empty."""
     if expected.dtype is torch.bool or expected.dtype.itemsize == 1:
         return ""
     for name in _DETOURS:
@@ -57,7 +57,7 @@ def converted(expected: Tensor, got: Tensor) -> str:
 
 
 def _added_in_some_order(parts: Sequence[Tensor], factor: int, got: Tensor) -> Tensor:
-    """Return which elements of `got` are `factor` times the sum of `parts`, from some rank on, rounded at each step."""
+    """Return which elements of `got` are `factor` times a sum of `parts` in some ring order, rounded at each step."""
     found = torch.zeros_like(got, dtype=torch.bool)
     for start in range(len(parts)):
         for step in (1, -1):

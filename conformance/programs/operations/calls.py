@@ -1,4 +1,4 @@
-"""Issues an operation by each way to it: torch's function, a method of the group or the backend, the functional one."""
+"""Issues an operation by each of `cell.PATHS`: torch's function, a method of the group or backend, a functional one."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from torch._C import _distributed_c10d as c10d
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Place, uneven
 
-#: The factor of PREMUL_SUM: a power of two, so that it is exact, and no AVG.
-FACTOR = 4.0
-
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What a call gave: its works, none where the backend had finished, and the tensors that hold the result."""
+    """The works that a call returned, none where the backend had finished, and the tensors that hold the result."""
 
     works: tuple[dist.Work, ...]
     outputs: tuple[Tensor, ...]
 
 
-def reduce_op(name: str) -> Any:
-    """Return torch's value for the reduction called `name`."""
-    if name == "PREMUL_SUM":
-        return dist._make_nccl_premul_sum(FACTOR)  # type: ignore[attr-defined]
-    return getattr(dist.ReduceOp, name or "SUM")
+def reduce_op(cell: Cell, tensors: Sequence[Tensor]) -> Any:
+    """Return torch's value for the cell's reduction of `tensors`; a factor that is a tensor lies where they do."""
+    if cell.reduction == "PREMUL_SUM":
+        is_tensor = cell.factor.startswith("tensor")
+        factor = tensors[0].new_full((1,), cell.multiplier) if is_tensor else cell.multiplier
+        return dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+    return getattr(dist.ReduceOp, cell.reduction or "SUM")
 
 
 def named(owner: Any, *names: str) -> Callable[..., Any]:
-    """Return the first of `names` that `owner` has: torch has renamed some functions and keeps the old ones."""
+    """Return the first of `names` that `owner` has: a name of torch, and older names of the same function."""
     found = next((getattr(owner, name) for name in names if hasattr(owner, name)), None)
     if found is None:
         raise NotImplementedError(f"{type(owner).__name__} has no {' or '.join(names)}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def issue(
@@ -54,7 +53,7 @@ def issue(
 ) -> Issued:
     """Issue the cell's operation in `group`, whose backend is `backend`. Every rank of the group must call it.
 
-    A method of the group or the backend is given a `timeout` of its own, which messages cannot have.
+    A method of the group or the backend gets `timeout`, except that of a message.
     """
     inputs, outputs = list(inputs), list(outputs)
     if cell.path == "functional":
@@ -71,64 +70,48 @@ def issue(
 
 
 def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-    operation, op = cell.operation, reduce_op(cell.reduction)
+    op, root = reduce_op(cell, [*inputs, *outputs]), place.root
+    received, sent = _splits(cell, place)
     how: dict[str, Any] = {"group": group, "async_op": cell.lifetime != "sync"}
-    if operation == "barrier":
-        return dist.barrier(**how)
-    if operation == "all_reduce":
-        return dist.all_reduce(outputs[0], op, **how)
-    if operation == "broadcast":
-        return dist.broadcast(outputs[0], group_src=place.root, **how)
-    if operation == "reduce":
-        return dist.reduce(outputs[0], group_dst=place.root, op=op, **how)
-    if operation == "all_gather":
-        return dist.all_gather(outputs, inputs[0], **how)
-    if operation == "all_gather_single":
-        return named(dist, "all_gather_single", "all_gather_into_tensor")(outputs[0], inputs[0], **how)
-    if operation == "reduce_scatter":
-        return dist.reduce_scatter(outputs[0], inputs, op, **how)
-    if operation == "reduce_scatter_single":
-        return named(dist, "reduce_scatter_single", "reduce_scatter_tensor")(outputs[0], inputs[0], op, **how)
-    if operation == "gather":
-        return dist.gather(inputs[0], outputs if place.is_root else None, group_dst=place.root, **how)
-    if operation == "scatter":
-        return dist.scatter(outputs[0], inputs if place.is_root else None, group_src=place.root, **how)
-    if operation == "all_to_all":
-        return dist.all_to_all(outputs, inputs, **how)
-    if operation == "all_to_all_single":
-        return dist.all_to_all_single(outputs[0], inputs[0], **how)
-    if operation == "all_to_all_uneven":
-        received, sent = _splits(cell, place)
-        return dist.all_to_all_single(outputs[0], inputs[0], received, sent, **how)
-    if operation == "send_recv":
-        following, previous = (place.rank + 1) % place.size, (place.rank - 1) % place.size
-        return [
-            dist.isend(inputs[0], group=group, group_dst=following),
-            dist.irecv(outputs[0], group=group, group_src=previous),
-        ]
-    assert cell.what.coalesced  # noqa: S101 - our own mistake
-    return _coalesced_by_manager(cell, group, inputs, outputs, op, is_async=cell.lifetime != "sync")
-
-
-def _coalesced_by_manager(
-    cell: Cell, group: Any, inputs: list[Tensor], outputs: list[Tensor], op: Any, *, is_async: bool
-) -> Any:
-    with dist._coalescing_manager(group, async_ops=is_async) as manager:  # type: ignore[attr-defined]
+    gather_single = named(dist, "all_gather_single", "all_gather_into_tensor")
+    scatter_single = named(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+    calls: dict[str, Callable[[], Any]] = {
+        "barrier": lambda: dist.barrier(**how),
+        "all_reduce": lambda: dist.all_reduce(outputs[0], op, **how),
+        "broadcast": lambda: dist.broadcast(outputs[0], group_src=root, **how),
+        "reduce": lambda: dist.reduce(outputs[0], group_dst=root, op=op, **how),
+        "all_gather": lambda: dist.all_gather(outputs, inputs[0], **how),
+        "all_gather_single": lambda: gather_single(outputs[0], inputs[0], **how),
+        "reduce_scatter": lambda: dist.reduce_scatter(outputs[0], inputs, op, **how),
+        "reduce_scatter_single": lambda: scatter_single(outputs[0], inputs[0], op, **how),
+        "gather": lambda: dist.gather(inputs[0], outputs if place.is_root else None, group_dst=root, **how),
+        "scatter": lambda: dist.scatter(outputs[0], inputs if place.is_root else None, group_src=root, **how),
+        "all_to_all": lambda: dist.all_to_all(outputs, inputs, **how),
+        "all_to_all_single": lambda: dist.all_to_all_single(outputs[0], inputs[0], **how),
+        "all_to_all_uneven": lambda: dist.all_to_all_single(outputs[0], inputs[0], received, sent, **how),
+        "send_recv": lambda: [
+            dist.isend(inputs[0], group=group, group_dst=(place.rank + 1) % place.size),
+            dist.irecv(outputs[0], group=group, group_src=(place.rank - 1) % place.size),
+        ],
+    }
+    if cell.operation in calls:
+        return calls[cell.operation]()
+    with dist._coalescing_manager(group, async_ops=cell.lifetime != "sync") as manager:  # type: ignore[attr-defined]
         for number, output in enumerate(outputs):
             if cell.operation == "all_reduce_coalesced":
                 dist.all_reduce(output, op, group=group)
             elif cell.operation == "all_gather_single_coalesced":
-                named(dist, "all_gather_single", "all_gather_into_tensor")(output, inputs[number], group=group)
+                gather_single(output, inputs[number], group=group)
             else:
-                call = named(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-                call(output, inputs[number], op, group=group)
+                scatter_single(output, inputs[number], op, group=group)
     return list(manager.works)
 
 
 def _method(
     cell: Cell, owner: Any, place: Place, inputs: list[Tensor], outputs: list[Tensor], timeout: timedelta | None
 ) -> Any:
-    operation, op = cell.operation, reduce_op(cell.reduction)
+    op, root = reduce_op(cell, [*inputs, *outputs]), place.root
+    received, sent = _splits(cell, place)
 
     def options(kind: Callable[[], Any], **values: Any) -> Any:
         made = kind()
@@ -136,91 +119,94 @@ def _method(
             setattr(made, name, value)
         return made
 
-    if operation == "barrier":
-        return owner.barrier(options(c10d.BarrierOptions))
-    if operation == "all_reduce":
-        return owner.allreduce(outputs, options(c10d.AllreduceOptions, reduceOp=op))
-    if operation == "broadcast":
-        return owner.broadcast(outputs, options(c10d.BroadcastOptions, rootRank=place.root, rootTensor=0))
-    if operation == "reduce":
-        return owner.reduce(outputs, options(c10d.ReduceOptions, reduceOp=op, rootRank=place.root))
-    if operation == "all_gather":
-        return owner.allgather([outputs], inputs, options(c10d.AllgatherOptions))
-    if operation == "all_gather_single":
-        return named(owner, "all_gather_single", "_allgather_base")(
-            outputs[0], inputs[0], options(c10d.AllgatherOptions)
-        )
-    if operation == "reduce_scatter":
-        return owner.reduce_scatter(outputs, [inputs], options(c10d.ReduceScatterOptions, reduceOp=op))
-    if operation == "reduce_scatter_single":
-        call = named(owner, "reduce_scatter_single", "_reduce_scatter_base")
-        return call(outputs[0], inputs[0], options(c10d.ReduceScatterOptions, reduceOp=op))
-    if operation == "gather":
-        lists = [outputs] if place.is_root else []
-        return owner.gather(lists, inputs, options(c10d.GatherOptions, rootRank=place.root))
-    if operation == "scatter":
-        lists = [inputs] if place.is_root else []
-        return owner.scatter(outputs, lists, options(c10d.ScatterOptions, rootRank=place.root))
-    if operation == "all_to_all":
-        return owner.alltoall(outputs, inputs, options(c10d.AllToAllOptions))
-    if operation in ("all_to_all_single", "all_to_all_uneven"):
-        received, sent = _splits(cell, place) if operation == "all_to_all_uneven" else ([], [])
-        call = named(owner, "all_to_all_single", "alltoall_base")
-        return call(outputs[0], inputs[0], received, sent, options(c10d.AllToAllOptions))
-    if operation == "send_recv":
-        following, previous = (place.rank + 1) % place.size, (place.rank - 1) % place.size
-        return [owner.send(inputs, following, 0), owner.recv(outputs, previous, 0)]
-    if operation == "all_reduce_coalesced":
-        return owner.allreduce_coalesced(outputs, options(c10d.AllreduceCoalescedOptions, reduceOp=op))
-    if operation == "all_gather_single_coalesced":
-        call = named(owner, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-        return call(outputs, inputs, options(c10d.AllgatherOptions))
-    call = named(owner, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-    return call(outputs, inputs, options(c10d.ReduceScatterOptions, reduceOp=op))
+    def call(name: str, old_name: str, kind: Callable[[], Any], *tensors: Any, **values: Any) -> Any:
+        return named(owner, name, old_name)(*tensors, options(kind, **values))
+
+    gathers, scatters = c10d.AllgatherOptions, c10d.ReduceScatterOptions
+    calls: dict[str, Callable[[], Any]] = {
+        "barrier": lambda: owner.barrier(options(c10d.BarrierOptions)),
+        "all_reduce": lambda: owner.allreduce(outputs, options(c10d.AllreduceOptions, reduceOp=op)),
+        "broadcast": lambda: owner.broadcast(outputs, options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)),
+        "reduce": lambda: owner.reduce(outputs, options(c10d.ReduceOptions, reduceOp=op, rootRank=root)),
+        "all_gather": lambda: owner.allgather([outputs], inputs, options(gathers)),
+        "all_gather_single": lambda: call("all_gather_single", "_allgather_base", gathers, outputs[0], inputs[0]),
+        "reduce_scatter": lambda: owner.reduce_scatter(outputs, [inputs], options(scatters, reduceOp=op)),
+        "reduce_scatter_single": lambda: call(
+            "reduce_scatter_single", "_reduce_scatter_base", scatters, outputs[0], inputs[0], reduceOp=op
+        ),
+        "gather": lambda: owner.gather(
+            [outputs] if place.is_root else [], inputs, options(c10d.GatherOptions, rootRank=root)
+        ),
+        "scatter": lambda: owner.scatter(
+            outputs, [inputs] if place.is_root else [], options(c10d.ScatterOptions, rootRank=root)
+        ),
+        "all_to_all": lambda: owner.alltoall(outputs, inputs, options(c10d.AllToAllOptions)),
+        "send_recv": lambda: [
+            owner.send(inputs, (place.rank + 1) % place.size, 0),
+            owner.recv(outputs, (place.rank - 1) % place.size, 0),
+        ],
+        "all_reduce_coalesced": lambda: owner.allreduce_coalesced(
+            outputs, options(c10d.AllreduceCoalescedOptions, reduceOp=op)
+        ),
+        "all_gather_single_coalesced": lambda: call(
+            "all_gather_single_coalesced", "allgather_into_tensor_coalesced", gathers, outputs, inputs
+        ),
+        "reduce_scatter_single_coalesced": lambda: call(
+            "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", scatters, outputs, inputs, reduceOp=op
+        ),
+    }
+    calls["all_to_all_single"] = calls["all_to_all_uneven"] = lambda: call(
+        "all_to_all_single", "alltoall_base", c10d.AllToAllOptions, outputs[0], inputs[0], received, sent
+    )
+    return calls[cell.operation]()
 
 
 def _functional(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
     from torch.distributed import _functional_collectives as functional
 
     op = cell.reduction.lower()
-    if cell.operation == "all_reduce":
-        return [functional.all_reduce(inputs[0], op, group)]
-    if cell.operation == "broadcast":
-        return [functional.broadcast(inputs[0], place.root, group)]
-    if cell.operation == "all_gather_single":
-        return [functional.all_gather_tensor(inputs[0], 0, group)]
-    if cell.operation == "reduce_scatter_single":
-        return [functional.reduce_scatter_tensor(inputs[0], op, 0, group)]
-    if cell.operation in ("all_to_all_single", "all_to_all_uneven"):
-        received, sent = _splits(cell, place) if cell.operation == "all_to_all_uneven" else (None, None)
-        return [functional.all_to_all_single(inputs[0], received, sent, group)]
-    if cell.operation == "all_reduce_coalesced":
-        return list(functional.all_reduce_coalesced(inputs, op, group))
-    if cell.operation == "all_gather_single_coalesced":
-        return list(functional.all_gather_into_tensor_coalesced(inputs, group))
-    return list(functional.reduce_scatter_tensor_coalesced(inputs, op, [0] * len(inputs), group))
+    given = inputs[0]
+    received, sent = _splits(cell, place)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: functional.all_reduce(given, op, group),
+        "broadcast": lambda: functional.broadcast(given, place.root, group),
+        "all_gather_single": lambda: functional.all_gather_tensor(given, 0, group),
+        "reduce_scatter_single": lambda: functional.reduce_scatter_tensor(given, op, 0, group),
+        "all_reduce_coalesced": lambda: functional.all_reduce_coalesced(inputs, op, group),
+        "all_gather_single_coalesced": lambda: functional.all_gather_into_tensor_coalesced(inputs, group),
+        "reduce_scatter_single_coalesced": lambda: functional.reduce_scatter_tensor_coalesced(
+            inputs, op, [0] * len(inputs), group
+        ),
+    }
+    calls["all_to_all_single"] = calls["all_to_all_uneven"] = lambda: functional.all_to_all_single(
+        given, received or None, sent or None, group
+    )
+    results = calls[cell.operation]()
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 def _splits(cell: Cell, place: Place) -> tuple[list[int], list[int]]:
-    """Return how many rows come from each rank and go to each."""
+    """Return how many rows arrive from each rank and go to each, if splits are uneven; else two empty lists."""
+    if cell.operation != "all_to_all_uneven":
+        return [], []
     rows = cell.block_shape[0]
     received = [rows * uneven(source, place.rank, place.turn) for source in range(place.size)]
     return received, [rows * uneven(place.rank, target, place.turn) for target in range(place.size)]
 
 
 def wait_tensors(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors that functional collectives gave, once they are there."""
+    """Return the tensors that functional collectives returned, once they are complete."""
     from torch.distributed import _functional_collectives as functional
 
     return [functional.wait_tensor(output) for output in outputs]
 
 
 def wait_for_device() -> None:
-    """Have the host wait for the device, if there is one: a Work's `wait` has only put the reading stream behind it."""
+    """Have the host wait for the accelerator, if any: a Work's `wait` only makes the current stream wait."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 def device_backend(group: Any, device: torch.device) -> Any:
-    """Return the C++ backend of `group`; the group itself where it is written in Python, whatever it has registered."""
+    """Return the C++ backend of `group`, or the group itself if it is written in Python."""
     return group._get_backend(device) if type(group) is dist.ProcessGroup else group

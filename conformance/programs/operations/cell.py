@@ -1,4 +1,4 @@
-"""`Cell`: one operation in one set of circumstances, which a scenario tries once."""
+"""`Cell`: one operation in one set of circumstances."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
 from conformance.programs.operations.description import CALLED, OPERATIONS, Operation, Place, lengths
 from conformance.programs.operations.memory import OF_LISTS, WHOLE, WITH_OUTPUTS, shaped
 
-#: How a reduction is called; PREMUL_SUM multiplies by a factor first.
+#: The reductions; PREMUL_SUM multiplies by a factor first.
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+#: By what; each factor is exact in sums of the data, and no AVG.
+FACTORS = ("4", "0.5", "-3", "tensor of -3")
 BITWISE = ("BAND", "BOR", "BXOR")
 #: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one;
 #: one-empty: of the tensors of a coalesced call one has no elements.
 FORMS = ("flat", "scalar", "plane", "deep", "stacked", "one-empty")
-#: Ways to an operation: torch's function, the group's method, the backend's, the functional one, torch's function as
-#: another thread calls it, and the debug wrapper's.
+#: Who is called: torch's function, a method of the group or the backend, the functional collective, torch's function
+#: in another thread, and the debug wrapper.
 PATHS = ("public", "group", "backend", "functional", "other-thread", "detail")
-#: What becomes of the Work: see `lifetimes`.
+#: How the caller uses the Work: see `lifetimes`.
 LIFETIMES = (
     "sync", "wait", "wait-late", "wait-twice", "wait-timeout", "polled", "future", "future-polled", "value", "result",
     "then", "then-late", "dropped", "inputs-dropped", "thread",
 )  # fmt: skip
-#: Who communicates: see `groups`.
+#: Which ranks communicate: see `groups`.
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
-#: What else goes on: nothing, all_reduces of a second group, or of the same one in flight, or another thread's; alike:
-#: the same operation, with other data and from another root, in a second group; alike-in-flight: in the same one;
+#: What else is in flight: nothing, or all_reduces of a second group, of the same group, or of another thread; alike:
+#: the same operation with other data and from another root, in a second group; alike-in-flight: in the same group;
 #: alike-thread: in a second group, by another thread.
 NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight", "alike-thread")
-#: What is passed, in operations that only copy also any bits. Apart is what is only passed to these reductions:
-#: subnormal numbers, and infinities, NaNs and the greatest numbers.
+#: The data; operations that only copy may pass any bits. These reductions are also given subnormal numbers, or
+#: infinities, NaNs and the greatest numbers.
 DATA = ("numbers", "bits")
 _REDUCED = {"subnormals": ("SUM", "MAX", "MIN"), "extremes": ("SUM", "AVG", "PRODUCT", "MAX", "MIN")}
-#: Of one call's tensors so many are described by their sizes.
+#: How many tensors of a call `describe` lists by their sizes.
 _MOST_SIZES = 4
 
 _OF_REDUCTIONS = {"PRODUCT": "product", "AVG": "avg", "PREMUL_SUM": "premul_sum", **dict.fromkeys(BITWISE, "bitwise")}
@@ -42,7 +44,7 @@ _OF_DTYPES = {
     **{name: name for name in ("float16", "bfloat16", "bool", "int8", "uint8", "int16", *COMPLEX)},
     **dict.fromkeys(FLOAT8, "float8"),
 }
-#: By what a dtype lacks a reduction.
+#: The reductions that complex dtypes lack.
 _OF_REALS = ("MAX", "MIN", "PRODUCT", *BITWISE)
 
 
@@ -50,9 +52,10 @@ _OF_REALS = ("MAX", "MIN", "PRODUCT", *BITWISE)
 class Cell:
     """One operation with a value on each axis; `numel` elements are in one block, `turns` are rounds with new data.
 
-    `peer` late: a rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
-    the root as they were. A coalesced operation has so many `tensors`. A neighbour alike is the operation `beside`, or
-    the same one. `kind`: see `kinds`. Rounds are in new tensors, or it `reuses` those of the first.
+    `peer` late: a rank of the group calls late. With `strict`, a reduce must not change the tensors of other ranks than
+    the root. A coalesced operation has `tensors` tensors. A neighbour alike is the operation `beside`, or the same one.
+    `kind`: see `kinds`. With `reuses` all rounds use the tensors of the first. `factor` is that of
+    PREMUL_SUM.
     """
 
     operation: str
@@ -76,6 +79,12 @@ class Cell:
     beside: str = ""
     kind: str = ""
     reuses: bool = False
+    factor: str = FACTORS[0]
+
+    @property
+    def multiplier(self) -> float:
+        """The factor of PREMUL_SUM, a number or a tensor of one element."""
+        return float(self.factor.rpartition(" ")[2])
 
     @property
     def what(self) -> Operation:
@@ -101,7 +110,7 @@ class Cell:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The capabilities of a backend without which it need not do this."""
+        """The capabilities that a backend needs for this."""
         names = {self.what.needs, _OF_REDUCTIONS.get(self.reduction, ""), _OF_DTYPES.get(self.dtype, "")}
         if self.beside:
             names.add(CALLED[self.beside].needs)
@@ -113,7 +122,7 @@ class Cell:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the values on the axes go together."""
+        """Whether the values on the axes are compatible."""
         what, reduction = self.what, self.reduction
         if what.holds:
             return self.path in ("public", "group") and self.lifetime != "inputs-dropped"
@@ -122,6 +131,8 @@ class Cell:
         if reduction in BITWISE and self.dtype in (*FLOATS, *FLOAT8, *COMPLEX):
             return False
         if reduction == "AVG" and self.dtype not in (*FLOATS, *COMPLEX):
+            return False
+        if self.factor != FACTORS[0] and reduction != "PREMUL_SUM":
             return False
         if reduction == "PREMUL_SUM" and self.dtype not in FLOATS:
             return False
@@ -175,6 +186,8 @@ class Cell:
         parts = [self.operation]
         if not self.what.holds:
             parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}", self._size()]
+        if self.factor != FACTORS[0]:
+            parts.append(f"factor {self.factor}")
         if self.form in ("plane", "deep"):
             parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
         if self.form == "stacked":
@@ -230,14 +243,12 @@ class Cell:
         return Cell(**data)
 
 
-#: What torch has as a functional collective.
+#: The operations that torch has as functional collectives.
 FUNCTIONAL = (
     "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven",
     "all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
 )  # fmt: skip
-#: What may join several ranks' tensors in a new dimension.
-STACKED = ("all_gather_single", "reduce_scatter_single")
-#: What a process group has as a method, and a backend by an old name only, or by none.
+#: The methods that a process group has, and a backend has by an old name only, or lacks.
 OF_GROUPS = ("all_gather_single_coalesced", "reduce_scatter_single_coalesced")
 _DEFAULTS = {field.name: field.default for field in fields(Cell)}
 #: What each axis may be, for the coverage of pairs.
@@ -260,5 +271,5 @@ AXES: Mapping[str, tuple[Any, ...]] = {
 
 
 def distinct(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Return the possible ones of `cells`, each once; those that differ in nothing that matters are one."""
+    """Return the possible ones of `cells`, each description once."""
     return tuple({cell.describe(): cell for cell in cells if cell.is_possible}.values())

@@ -1,7 +1,7 @@
-"""The data that operations are tried with, and what reductions make of it: functions of position and key alone.
+"""The data of operations and their reductions, as functions of position and key alone.
 
-Every element depends on its position, on who sends it, on whom it is for, and on the round, so that a block in a wrong
-place, of another rank or of an earlier round is seen. Reductions of it are exact in every dtype, whatever the order.
+Every element depends on its position, source, target and round, so a block in a wrong place, of another rank or of an
+earlier round shows. Reductions are exact in every dtype and order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-#: What a block that every rank gets alike is for.
+#: The target of a block that every rank gets.
 ALL = -1
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -20,17 +20,17 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 COMPLEX = ("complex64", "complex128")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
-#: With so many ranks, sums of numbers up to these are exact in the dtype; of 8-bit and 16-bit integers they wrap. With
-#: more ranks numbers are smaller.
+#: Sums of numbers up to these are exact in the dtype for so many ranks (8-bit and 16-bit integers wrap); with more
+#: ranks numbers are smaller.
 MOST_RANKS = 8
 _MAGNITUDES = {
     "float64": 2**40, "float32": 2**20, "float16": 200, "bfloat16": 15, "complex64": 2**20, "complex128": 2**40,
     "int64": 2**58, "int32": 2**27, "int16": 2**15, "int8": 2**7, "uint8": 2**8,
 }  # fmt: skip
-#: Floating-point numbers are multiples of its inverse, so that one that is made an integer on its way is seen.
+#: Floating-point numbers are multiples of its inverse, so that a conversion to integers shows.
 _PARTS = 8
 _FACTORS, _FACTORS_OF_FLOATS = (1, 2, -1, -2), (0.5, 2.0, -0.5, -2.0)
-#: Of these the first bytes of a block are made where bits count: NaNs with payloads, -0.0, subnormals, infinities.
+#: The first elements of a block where bits count: NaNs with payloads, -0.0, subnormals, infinities.
 _ODD_PATTERNS = {
     8: (0x7FF0000000000001, 0x7FF8DEADBEEF1234, -(2**63), 1, 0x7FF0000000000000, -0x7FF0000000000F),
     4: (0x7F800001, 0x7FC0BEEF, -(2**31), 1, 0x7F800000, -0x7F8F0F),
@@ -50,9 +50,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: int, size: int) -> Tensor:
-    """Return what rank `source` of `size` passes for rank `target` (or `ALL`) in round `turn`: `length` elements.
+    """Return the `length` elements that rank `source` of `size` passes for rank `target` (or `ALL`) in round `turn`.
 
-    `op` is the reduction (empty: none), whose result is exact.
+    Their reduction `op` (empty: none) is exact.
     """
     dtype = dtype_of(name)
     noise = _noise(length, source + 1, target + 2, turn)
@@ -87,7 +87,7 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
 
 
 def bits(name: str, length: int, *, source: int, target: int, turn: int) -> Tensor:
-    """Return `length` elements of any bits, the odd ones of floating-point numbers among them; of bool 0 and 1."""
+    """Return `length` elements of any bits, beginning with the odd patterns of floats; of bool 0 and 1."""
     dtype = dtype_of(name)
     word = _WORDS[min(8, dtype.itemsize)]
     per_element = dtype.itemsize // word.itemsize
@@ -110,10 +110,10 @@ def subnormals(name: str, length: int, *, source: int, target: int, turn: int) -
 
 
 def extremes(name: str, op: str, length: int, *, source: int, target: int, turn: int, size: int) -> Tensor:
-    """Return what rank `source` of `size` passes, as `numbers` does: NaNs, infinities and the greatest numbers.
+    """Return the elements of rank `source` of `size`, as `numbers` does: NaNs, infinities and the greatest numbers.
 
-    In each element one rank passes something else than the others, or all the same, so that what `op` makes of them
-    is alike in any order: also of an infinity that meets another or a zero, and where the result is too large.
+    In each element one rank passes one value and all others another, or all the same, so that the result of `op` does
+    not depend on the order: also for opposite infinities, an infinity times zero, and an overflow.
     """
     dtype = dtype_of(name)
     nan, inf, most = torch.nan, torch.inf, torch.finfo(dtype).max
@@ -129,10 +129,7 @@ def extremes(name: str, op: str, length: int, *, source: int, target: int, turn:
 
 
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
-    """Return the reduction of what the ranks passed, in their dtype; exact, see `numbers`.
-
-    bool: SUM and MAX are a logical or, PRODUCT and MIN an and.
-    """
+    """Return the exact reduction of the ranks' tensors in their dtype; of bool SUM, MAX are or, PRODUCT, MIN and."""
     dtype = parts[0].dtype
     if dtype == torch.bool:
         stacked = torch.stack(list(parts))
@@ -162,17 +159,17 @@ def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
 
 
 def sentinel(dtype: torch.dtype) -> int:
-    """Return the byte that outputs and their surroundings are filled with: NaN in every floating-point dtype."""
+    """Return the byte that fills outputs and the memory around them: NaN in every floating-point dtype."""
     return 1 if dtype == torch.bool else 0xFF
 
 
 def written_over(dtype: torch.dtype) -> int:
-    """Return the byte that a rank fills its tensors with once their operation is done and judged."""
+    """Return the byte that fills a rank's tensors after their operation was judged."""
     return 1 if dtype == torch.bool else 0x5A
 
 
 def _noise(length: int, *key: int) -> Tensor:
-    """Return `length` numbers of 62 bits that look random and are functions of their position and `key`."""
+    """Return `length` pseudorandom numbers of 62 bits, functions of their position and `key`."""
     seed = 0x243F6A8885A308D3
     for part in key:
         seed = ((seed ^ part) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & _MASK
@@ -184,11 +181,7 @@ def _noise(length: int, *key: int) -> Tensor:
 
 
 def _sign(noise: Tensor) -> Tensor:
-    """Return 1 or -1 for each number."""
     return 1 - 2 * (noise >> 40 & 1)
-
-
-# Nobody writes into what the next two return: blocks of one length are made by the thousand.
 
 
 @lru_cache(maxsize=8)

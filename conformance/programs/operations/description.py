@@ -1,4 +1,4 @@
-"""What each operation is: which tensors a rank passes and gets, what they hold, and what of it a backend may lack."""
+"""Describes each operation: the tensors that a rank passes and gets, their content, and the capability it needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from conformance.programs.operations.data import ALL
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands in a group: its rank there, the group's size, and the root's rank there.
+    """A rank in a group, the group's size, and the root's rank in it.
 
-    `tensors` are in one call of a coalesced operation, an empty one among them if it `has_empty`. Data and uneven
-    splits are other ones in another round, which is its `turn`.
+    One call of a coalesced operation has `tensors` tensors, one of them empty if it `has_empty`. Data and uneven splits
+    depend on the round, `turn`.
     """
 
     rank: int
@@ -27,15 +27,15 @@ class Place:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the root."""
+        """Whether this rank is the root."""
         return self.rank == self.root
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What rank `source` has for rank `target`, `ALL` if for everybody; `length` times the cell's size.
+    """The data of rank `source` for rank `target`, or for `ALL` ranks; `length` times the cell's size.
 
-    With `source` `SUMMED` it is the reduction of what every rank has for `target`. `UNTOUCHED` is what it was before.
+    `source` may be `SUMMED`, the reduction of every rank's data for `target`, or `UNTOUCHED`, the content before.
     """
 
     source: int
@@ -52,12 +52,11 @@ Blocks = tuple[Block, ...]
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. `inputs` and `outputs` say by place what a rank passes and what it must get, tensor by tensor.
+    """One operation. `inputs` and `outputs` return by place the tensors that a rank passes and must get.
 
-    Where it works `in_place`, inputs are the first outputs too, and the input may be empty: then there is only room.
-    `single`: a tensor holds several ranks' blocks. `of_pairs` goes from rank to rank, and does not take part in the
-    order of collectives. It `holds` every rank until all have come. `needs` is the capability without which a backend
-    lacks it; empty: every backend has it.
+    `in_place`: the inputs are the outputs, and a rank without an input passes an output. `single`: a tensor holds
+    several ranks' blocks. `of_pairs`: a message, which is not in the order of collectives. `holds`: it returns when
+    every rank has called. `needs` is the capability that a backend may lack; empty: every backend has the operation.
     """
 
     name: str
@@ -73,77 +72,47 @@ class Operation:
     holds: bool = False
 
     def needs_rank(self, place: Place, rank: int) -> bool:
-        """Whether it cannot be done at `place` before `rank` has come, since what a rank gets there is also of that."""
+        """Whether the rank at `place` cannot finish before `rank` calls, because it gets data of `rank`."""
         if self.holds:
             return True
         blocks = [block for blocks in self.outputs(place) for block in blocks]
         return any(block.length > 0 and block.source in (SUMMED, rank) for block in blocks)
 
     def root_needing(self, rank: int) -> int:
-        """Return the root with which others need `rank`, or the root does: itself if the root sends, else 0."""
+        """Return a root with which some rank needs `rank`: `rank` itself if the root sends, else 0."""
         return rank if self.rooted and self.needs_rank(Place(0, 2, root=1), 1) else 0
 
 
-def _nothing(place: Place) -> tuple[Blocks, ...]:
-    return ()
-
-
-def _mine(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(place.rank),),)
-
-
-def _for_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(place.rank, target),) for target in range(place.size))
-
-
-def _from_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(source),) for source in range(place.size))
-
-
-def _for_me_from_each(place: Place) -> tuple[Blocks, ...]:
-    return tuple((Block(source, place.rank),) for source in range(place.size))
-
-
-def _summed(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(SUMMED),),)
-
-
-def _summed_for_me(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(SUMMED, place.rank),),)
-
-
-def _joined(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
-    return lambda place: (tuple(block for part in parts(place) for block in part),)
-
-
-def _at_root(
-    parts: Callable[[Place], tuple[Blocks, ...]], others: Callable[[Place], tuple[Blocks, ...]] = lambda place: ()
-) -> Callable[[Place], tuple[Blocks, ...]]:
-    return lambda place: parts(place) if place.is_root else others(place)
+#: Returns a rank's tensors.
+_Tensors = Callable[[Place], tuple[Blocks, ...]]
 
 
 def uneven(source: int, target: int, turn: int) -> int:
-    """Return how many times the cell's size `source` sends to `target` where splits are uneven; zero for some."""
+    """Return the uneven split, in the cell's size, that `source` sends to `target`; some are zero."""
     return (2 * source + target + turn) % 3
 
 
-def _uneven_sent(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(place.rank, target, uneven(place.rank, target, place.turn)) for target in range(place.size)),)
+def _one(block: Callable[[Place], Block]) -> _Tensors:
+    return lambda place: ((block(place),),)
 
 
-def _uneven_received(place: Place) -> tuple[Blocks, ...]:
-    return (tuple(Block(source, place.rank, uneven(source, place.rank, place.turn)) for source in range(place.size)),)
+def _each(block: Callable[[Place, int], Block]) -> _Tensors:
+    return lambda place: tuple((block(place, other),) for other in range(place.size))
 
 
-def _to_next(place: Place) -> tuple[Blocks, ...]:
-    return ((Block(place.rank, (place.rank + 1) % place.size),),) if place.size > 1 else ()
+def _pair(block: Callable[[Place], Block]) -> _Tensors:
+    return lambda place: ((block(place),),) if place.size > 1 else ()
 
 
-def _from_previous(place: Place) -> tuple[Blocks, ...]:
-    return ((Block((place.rank - 1) % place.size, place.rank),),) if place.size > 1 else ()
+def _joined(parts: _Tensors) -> _Tensors:
+    return lambda place: (tuple(block for part in parts(place) for block in part),)
 
 
-def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
+def _at_root(parts: _Tensors, others: _Tensors = lambda place: ()) -> _Tensors:
+    return lambda place: parts(place) if place.is_root else others(place)
+
+
+def _several(parts: _Tensors) -> _Tensors:
     """Return several tensors instead of one, of different lengths."""
 
     def lengthened(place: Place) -> tuple[Blocks, ...]:
@@ -157,15 +126,26 @@ def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], 
 
 
 def lengths(tensors: int, *, has_empty: bool = False) -> tuple[int, ...]:
-    """Return how many times the cell's size each of so many tensors has that are in one call."""
+    """Return the lengths, in the cell's size, of the tensors in one call."""
     return tuple(islice(cycle((1, 0, 3, 2) if has_empty else (1, 3, 2)), tensors))
 
 
+_mine = _one(lambda place: Block(place.rank))
+_for_each = _each(lambda place, target: Block(place.rank, target))
+_from_each = _each(lambda _, source: Block(source))
+_for_me_from_each = _each(lambda place, source: Block(source, place.rank))
+_summed = _one(lambda _: Block(SUMMED))
+_summed_for_me = _one(lambda place: Block(SUMMED, place.rank))
+_uneven_sent = _each(lambda place, target: Block(place.rank, target, uneven(place.rank, target, place.turn)))
+_uneven_received = _each(lambda place, source: Block(source, place.rank, uneven(source, place.rank, place.turn)))
+_to_next = _pair(lambda place: Block(place.rank, (place.rank + 1) % place.size))
+_from_previous = _pair(lambda place: Block((place.rank - 1) % place.size, place.rank))
+
 _ALL = (
     Operation("all_reduce", _mine, _summed, reduces=True, in_place=True),
-    Operation("broadcast", _at_root(_mine), lambda place: ((Block(place.root),),), rooted=True, in_place=True),
+    Operation("broadcast", _at_root(_mine), _one(lambda place: Block(place.root)), rooted=True, in_place=True),
     Operation(
-        "reduce", _mine, _at_root(_summed, lambda place: ((Block(UNTOUCHED),),)), "reduce", reduces=True, rooted=True,
+        "reduce", _mine, _at_root(_summed, _one(lambda _: Block(UNTOUCHED))), "reduce", reduces=True, rooted=True,
         in_place=True,
     ),
     Operation("all_gather", _mine, _from_each),
@@ -176,12 +156,12 @@ _ALL = (
     ),
     Operation("gather", _mine, _at_root(_from_each), "gather_scatter", rooted=True),
     Operation(
-        "scatter", _at_root(_for_each), lambda place: ((Block(place.root, place.rank),),), "gather_scatter",
+        "scatter", _at_root(_for_each), _one(lambda place: Block(place.root, place.rank)), "gather_scatter",
         rooted=True,
     ),
     Operation("all_to_all", _for_each, _for_me_from_each, "all_to_all"),
     Operation("all_to_all_single", _joined(_for_each), _joined(_for_me_from_each), "all_to_all", single=True),
-    Operation("all_to_all_uneven", _uneven_sent, _uneven_received, "all_to_all", single=True),
+    Operation("all_to_all_uneven", _joined(_uneven_sent), _joined(_uneven_received), "all_to_all", single=True),
     Operation("send_recv", _to_next, _from_previous, "send_recv", of_pairs=True),
     Operation(
         "all_reduce_coalesced", _several(_mine), _several(_summed), "coalesced", reduces=True, in_place=True,
@@ -197,9 +177,8 @@ _ALL = (
     ),
 )  # fmt: skip
 
-_BARRIER = Operation("barrier", _nothing, _nothing, holds=True)
+_BARRIER = Operation("barrier", lambda _: (), lambda _: (), holds=True)
 
-#: Every operation on tensors by its name; names are those of torch's public functions, where there are some. And all
-#: that ranks can call together, which has no tensors besides.
+#: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})
 CALLED: Mapping[str, Operation] = MappingProxyType({**OPERATIONS, _BARRIER.name: _BARRIER})

@@ -1,4 +1,4 @@
-"""A call that is going to fail, because a rank does not take part, and those of its kind that go well before."""
+"""A call that must fail because a rank does not take part, and calls of its kind before it that succeed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from conformance.scenario import Scenario
 
 
 def failing_call(scenario: Scenario) -> Cell:
-    """Return what is called without the last rank: `operation`, of `dtype`, with `numel` elements in each part.
+    """Return the call that the last rank leaves out: `operation` of `dtype`, `numel` elements in each part.
 
-    Its root is the last rank, if it sends, else rank 0.
+    Its root is the last rank if the root sends, else rank 0.
     """
     given = scenario.arguments
     root = CALLED[given["operation"]].root_needing(scenario.world_size - 1)
@@ -25,9 +25,9 @@ def failing_call(scenario: Scenario) -> Cell:
 
 
 def go_well(number: int, cell: Cell, place: Place, group: object, device: torch.device, timeout: timedelta) -> None:
-    """Call so many that end, each with a `timeout` of its own; none of messages, whose methods take no timeout.
+    """Make `number` calls that succeed, each with a `timeout`; none of messages, whose methods take no timeout.
 
-    Every rank of the group calls it.
+    Every rank of the group must call it.
     """
     called = replace(cell, lifetime="wait", path="group")
     for _ in range(0 if cell.what.of_pairs else number):

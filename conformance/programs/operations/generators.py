@@ -1,4 +1,4 @@
-"""Whether somebody draws from the random generators of the process, of which an operation knows nothing."""
+"""Detects draws from the random generators of the process, which no operation may make."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 
 
 class Generators:
-    """The random generators of torch, Python and NumPy, if that is imported, as they stood when this was last asked."""
+    """The states of the random generators of torch, Python and, if imported, NumPy at the last call of `drawn`."""
 
     def __init__(self) -> None:
-        """Remember how they stand."""
         self._before = _states()
 
     def drawn(self) -> str:
-        """Return from which of them somebody has drawn, as a clause; empty if from none."""
+        """Return which of them have moved since the last call, as a clause; empty if none."""
         before, self._before = self._before, _states()
         moved = [name for name, state in self._before.items() if before.get(name, state) != state]
         return f"the random generator of {' and of '.join(moved)} stands elsewhere" if moved else ""

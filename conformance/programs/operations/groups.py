@@ -1,4 +1,4 @@
-"""The groups in which a scenario tries operations, made when they are first asked for."""
+"""The groups of a scenario's operations, made at first use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch._C._distributed_c10d import PrefixStore
 from conformance.programs.operations.calls import device_backend
 
 _INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
-#: Has torch wait, by the store, until all ranks have made a group.
+#: Makes torch wait, by the store, until all ranks have made a group.
 _MEET = "TORCH_DIST_INIT_BARRIER"
 #: A key of the store serves one group only: a later scenario would find the addresses of an earlier one.
 _numbers = itertools.count()
 
 
-#: What the groups are whose names do not say it.
+#: Descriptions of groups.
 _WHOSE = {
     "permuted": "all ranks in reverse order",
     "twin": "the same ranks as another group",
@@ -34,16 +34,15 @@ _WHOSE = {
 
 
 def whose(name: str) -> str:
-    """Return whose group that is, for a sentence."""
+    """Return a description of the group called `name`, for a sentence."""
     plain = name.partition("#")[0]
     return _WHOSE.get(plain, f"the group called {plain}")
 
 
 def members_of(name: str, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the global ranks of the group called `name` that `rank` is to use; it may not be one of them.
+    """Return the global ranks of the group called `name` for `rank`, which need not be a member.
 
-    The world's are all ranks, and those of the others as `whose` says. What is behind a # tells groups of the same
-    ranks from each other.
+    See `whose`; a suffix after # distinguishes groups of the same ranks.
     """
     name = name.partition("#")[0]
     everybody = tuple(range(world_size))
@@ -67,7 +66,7 @@ class Groups:
     _wrappers: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str) -> Any:
-        """Return the group called `name`; on a rank that is no member of it, what `new_group` gives there."""
+        """Return the group called `name`; on a rank that is no member of it, what `new_group` returns there."""
         if name == "world":
             return self.world
         if name not in self._made:
@@ -80,11 +79,11 @@ class Groups:
         return self._made[name]
 
     def wrapper(self, name: str) -> Any:
-        """Return the wrapper that torch puts round the backend of that group at debug level DETAIL."""
+        """Return torch's wrapper around the backend of that group, as at debug level DETAIL."""
         if name not in self._wrappers:
             group = self.get(name)
             store = PrefixStore(f"wrapper/{name}/{next(_numbers)}", dist.distributed_c10d._get_default_store())
-            # Its own connections go by the same way as those of the backend of this name.
+            # It connects over the same interface as the backend.
             with _environment(_INTERFACE, os.environ.get(_INTERFACE, _LOOPBACK)):
                 self._wrappers[name] = dist.distributed_c10d._create_process_group_wrapper(
                     wrapped_pg=device_backend(group, self.device),
@@ -104,14 +103,14 @@ class Groups:
         self._made.clear()
 
     def _new(self, ranks: list[int]) -> Any:
-        # Until all ranks have made it: one that goes on may soon destroy it, while another still connects to that one.
+        # Wait until all ranks have made it: a fast rank may destroy it while a slow rank still connects to it.
         with _environment(_MEET, "1"):
             return dist.new_group(ranks, timeout=self.timeout)
 
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set one variable for the block; `mock.patch.dict`, which sets all of them anew, takes longer than a group."""
+    """Set one variable for the block; `mock.patch.dict` sets all of them again, which takes longer than a group."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

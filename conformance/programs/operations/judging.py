@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.programs.operations.arithmetic import converted, saturated, scaled
-from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import (
     ALL,
@@ -126,7 +125,7 @@ class Truth:
     def of_block(self, block: Block) -> Tensor:
         """Return what an output must hold where `block` is."""
         if block.source == SUMMED:
-            return reduced(self.all_parts(block), self.cell.reduction, FACTOR)
+            return reduced(self.all_parts(block), self.cell.reduction, self.cell.multiplier)
         return self.of_rank(self.place.rank if block.source == UNTOUCHED else block.source, block)
 
 
@@ -224,20 +223,22 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
 
 
 def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a block may hold by mistake."""
     size, cell = truth.place.size, truth.cell
     parts = truth.all_parts(block)
+
+    def summed(parts: Sequence[Tensor]) -> Tensor:
+        return reduced(parts, cell.reduction, cell.multiplier)
+
     if block.source == SUMMED:
         if not cell.what.in_place and cell.reduction != "AVG":
             old = torch.full_like(parts[0].view(torch.uint8), sentinel(parts[0].dtype)).view(parts[0].dtype)
-            yield f"the {cell.reduction} with {_OLD_VALUES} in it", reduced([*parts, old], cell.reduction, FACTOR)
+            yield f"the {cell.reduction} with {_OLD_VALUES} in it", summed([*parts, old])
         for source in range(size):
             if size > 1:
                 others = [part for rank, part in enumerate(parts) if rank != source]
-                yield f"the {cell.reduction} without rank {source}'s part", reduced(others, cell.reduction, FACTOR)
+                yield f"the {cell.reduction} without rank {source}'s part", summed(others)
         for source in range(size) if cell.reduction != "AVG" else ():
-            twice = reduced([*parts, parts[source]], cell.reduction, FACTOR)
-            yield f"the {cell.reduction} with rank {source}'s part in it twice", twice
+            yield f"the {cell.reduction} with rank {source}'s part in it twice", summed([*parts, parts[source]])
     for target in (ALL, *range(size)):
         for source in range(size):
             other_block = Block(source, target, block.length)
@@ -246,7 +247,7 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
                 yield whose, truth.of_rank(source, other_block)
             if block.source == SUMMED and source == 0 and target != block.target:
                 there = [truth.of_rank(rank, other_block) for rank in range(size)]
-                yield f"the {cell.reduction} for rank {target}", reduced(there, cell.reduction, FACTOR)
+                yield f"the {cell.reduction} for rank {target}", summed(there)
     for turn in range(truth.turn % _ROUNDS_LATER):
         yield f"what was right in round {turn}", truth.in_round(turn).received((block,))
     other = truth.beside().turn if cell.neighbour.startswith("alike") else truth.turn - _ROUNDS_LATER
@@ -272,7 +273,7 @@ def _used_again(truth: Truth, block: Block, parts: list[Tensor]) -> Iterator[tup
         for source in range(truth.place.size):
             others = [filled if rank == source else part for rank, part in enumerate(parts)]
             meaning = f"the {truth.cell.reduction} of what rank {source} {which}"
-            yield meaning, reduced(others, truth.cell.reduction, FACTOR)
+            yield meaning, reduced(others, truth.cell.reduction, truth.cell.multiplier)
 
 
 def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) -> str:
@@ -291,7 +292,7 @@ def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) ->
     if any(bool(_same(one, part, as_bits=True).all()) for one in parts):
         return ""
     others = [op for op in REDUCTIONS if op != truth.cell.reduction and _can_reduce(truth.cell, op)]
-    fitting = [op for op in others if bool(_same(reduced(parts, op, FACTOR), part, as_bits=True).all())]
+    fitting = [op for op in others if bool(_same(reduced(parts, op, truth.cell.multiplier), part, as_bits=True).all())]
     return f"the {' or '.join(fitting)} instead" if len(fitting) == 1 or (is_bool and fitting) else ""
 
 
@@ -312,13 +313,11 @@ def _can_reduce(cell: Cell, op: str) -> bool:
 
 
 def _is_unwritten(got: Tensor) -> Tensor:
-    """Return which elements are still the sentinel."""
     size = got.element_size()
     return (got.contiguous().view(torch.uint8).view(-1, size) == sentinel(got.dtype)).all(1)
 
 
 def _is_flushed(expected: Tensor, got: Tensor) -> bool:
-    """Whether numbers below the smallest normal one came as zero."""
     expected, got, least = expected.double(), got.double(), torch.finfo(expected.dtype).smallest_normal
     return not bool(got.any()) and bool(((expected != 0) & (expected.abs() < least)).all())
 

@@ -37,7 +37,6 @@ class Patience:
     """How long a rank waits for what is due, in one scenario: less, once it has waited in vain."""
 
     def __init__(self) -> None:
-        """Begin with all of it."""
         self.way = ""
         self._seconds: dict[str, float] = {}
         self._lingers = _MOST_IN_VAIN
@@ -136,14 +135,9 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in real])
 
 
-def _wait(work: Any, patience: Patience) -> str:
-    answer = work.wait()
-    return "" if answer is True else f"wait() returned {answer!r}, expected True"
-
-
-def _wait_with_timeout(work: Any, patience: Patience) -> str:
-    answer = work.wait(_FAR)
-    return "" if answer is True else f"wait(timeout) returned {answer!r}, expected True"
+def _wait(work: Any, _: Patience, *timeout: timedelta) -> str:
+    answer = work.wait(*timeout)
+    return "" if answer is True else f"wait({'timeout' * len(timeout)}) returned {answer!r}, expected True"
 
 
 def _wait_late(work: Any, patience: Patience) -> str:
@@ -215,7 +209,7 @@ _WAYS: dict[str, Callable[[Any, Patience], str]] = {
     "wait": _wait,
     "wait-late": _wait_late,
     "wait-twice": _wait,
-    "wait-timeout": _wait_with_timeout,
+    "wait-timeout": lambda work, patience: _wait(work, patience, _FAR),
     "polled": _polled,
     "future": _future,
     "future-polled": _future_polled,

@@ -151,7 +151,6 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]:
-    """Return strides and the number of elements from the first to the last, both included."""
     order = list(range(len(shape)))
     if layout == "transposed":
         order.reverse()

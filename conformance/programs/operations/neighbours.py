@@ -35,7 +35,6 @@ class Neighbours:
         self._raised: Exception | None = None
 
     def __enter__(self) -> Neighbours:
-        """Issue them, or start the thread that does."""
         if self._thread is not None:
             self._thread.start()
         else:

@@ -1,7 +1,7 @@
-"""What the adapters of other projects' DDPs share.
+"""Shared by the adapters of other projects' DDPs.
 
-An adapter gives a DDP the call that every subject has, and nothing that the DDP does not do. An option that the DDP
-does not have is refused as unsupported unless it asks for what happens anyway.
+An adapter makes a DDP callable like every subject, and adds nothing that the DDP does not do. An option that the DDP
+lacks is unsupported, unless it has its default.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from torch import nn
 from conformance.errors import instance
 from conformance.programs.rank_context import Unsupported
 
-#: What options mean when they are not given; options that are not listed are off.
+#: Defaults of options; all others are off.
 _DEFAULTS = {"broadcast_buffers": True, "init_sync": True}
 
 
 def only(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the options called `names`, as far as they are given.
-
-    Raises:
-        Unsupported: another option asks for something; every rank raises it, since every rank is asked alike.
-
-    """
+    """Return the given options called `names`; ranks raise `Unsupported` for another that is not at its default."""
     for name, value in options.items():
         if name not in names and value is not None and value is not _DEFAULTS.get(name, False):
             raise Unsupported(f"it has no option {name}")
@@ -39,10 +34,9 @@ def group_of(options: Mapping[str, Any]) -> dist.ProcessGroup:
 
 
 class InPlace(nn.Module):
-    """A module that a DDP has changed in place, under the surface that wrappers have: `module`, forward, `no_sync`."""
+    """A module that a DDP has changed in place, with the surface of a wrapper: `module`, forward, `no_sync`."""
 
     def __init__(self, module: nn.Module, set_sync: Callable[[bool], None] | None = None) -> None:
-        """Put the surface around `module`; `set_sync` switches its reductions on and off, where it can."""
         super().__init__()
         self.module = module
         self._set_sync = set_sync
@@ -53,7 +47,7 @@ class InPlace(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate on this rank; raises `Unsupported` where the DDP cannot."""
+        """Accumulate gradients on this rank; raises `Unsupported` if the DDP cannot."""
         if self._set_sync is None:
             raise Unsupported("it has no no_sync")
         self._set_sync(False)

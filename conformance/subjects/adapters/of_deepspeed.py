@@ -24,19 +24,19 @@ def stage_0(module: nn.Module, **options: Any) -> nn.Module:
     with patch.dict(os.environ, LOCAL_RANK="0"):  # which its launcher would have set
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a way around the process group, to be compiled
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled to bypass the process group
         engine: nn.Module = deepspeed.initialize(model=module, config=_CONFIG, dist_init_required=False)[0]
     _Backwards(engine)
     return engine
 
 
 class _Backwards:
-    """Lets `loss.backward()` end as `engine.backward(loss)` does, which programs do not know of."""
+    """Makes `loss.backward()` end as `engine.backward(loss)` does."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._queued = False
-        engine._running_engine_backward = True  # or it refuses any backward but its own
+        engine._running_engine_backward = True  # or it refuses other backwards
         for parameter in engine.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)

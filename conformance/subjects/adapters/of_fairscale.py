@@ -1,7 +1,7 @@
 """Adapter of FairScale's `ShardedDataParallel`.
 
-It reduces each gradient to one rank, its owner, and leaves none on the others. For the comparison with other DDPs the
-owners broadcast theirs after every backward that reduces; what they broadcast is FairScale's.
+It reduces each gradient to one rank, its owner. For the comparison with other DDPs the owners broadcast FairScale's
+gradients after every backward that reduces.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def sharded(module: nn.Module, **options: Any) -> nn.Module:
 
     taken = only(options, "process_group", "broadcast_buffers")
     group = group_of(options)
-    owners = OSS(module.parameters(), optim=torch.optim.SGD, group=group, lr=0.0)  # it shares the parameters out
-    # Its buckets take for granted that only its own zero_grad empties gradients, so it is run without them.
+    owners = OSS(module.parameters(), optim=torch.optim.SGD, group=group, lr=0.0)  # assigns the parameters to ranks
+    # Without buckets, which require that only FairScale's own zero_grad clears gradients.
     wrapped: nn.Module = ShardedDataParallel(module, owners, reduce_buffer_size=0, **taken)
     _Gathering(wrapped, group)
     return wrapped

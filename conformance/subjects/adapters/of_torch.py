@@ -36,9 +36,9 @@ def replicate_with_fsdp(module: nn.Module, **options: Any) -> nn.Module:
 
 
 class _CarriedOver:
-    """A pre-forward hook that puts the hooks of parameters onto the tensors that have taken their place.
+    """A pre-forward hook that registers the hooks of parameters on the tensors with which FSDP2 computes.
 
-    Fixtures round gradients in hooks on parameters, to make means exact; FSDP2 computes with tensors of its own.
+    Fixtures round gradients in hooks on parameters, to make means exact.
     """
 
     def __init__(self, hooks: Mapping[str, Sequence[Callable[[Tensor], Tensor | None]]]) -> None:

@@ -1,7 +1,7 @@
 """Adapters of torchft's two DDPs, with a manager that never sees a failure.
 
-torchft's own `Manager` starts servers, and finds out which replicas are there before every step. What is judged here is
-the DDPs; so a stand-in reduces over the process group that the scenario gives, as the manager does while nobody fails.
+torchft's own `Manager` starts servers, and looks for live replicas before every step. A stand-in reduces over the
+scenario's process group, as the manager does without a failure.
 """
 
 from __future__ import annotations
@@ -16,26 +16,21 @@ from conformance.subjects.adapters.adapter import group_of, only
 
 
 class _Done:
-    """The handle of a reduction that is over."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._future.set_result(tensor)
 
     def wait(self) -> bool:
-        """Return at once: it went well."""
         return True
 
     def get_future(self) -> torch.futures.Future[Tensor]:
-        """Return a completed future."""
         return self._future
 
 
-class SteadyManager:
+class _SteadyManager:
     """The part of `torchft.manager.Manager` that its DDPs use, where the quorum is always the whole group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Reduce over `group`."""
         self._group = group
 
     def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> _Done:
@@ -52,8 +47,7 @@ def managed(module: nn.Module, **options: Any) -> nn.Module:
     names = "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view"
     taken = only({**options, "find_unused_parameters": False}, "process_group", *names)
     taken.pop("process_group", None)
-    wrapped: nn.Module = DistributedDataParallel(SteadyManager(group_of(options)), module, **taken)
-    return wrapped
+    return DistributedDataParallel(_SteadyManager(group_of(options)), module, **taken)
 
 
 def pure(module: nn.Module, **options: Any) -> nn.Module:
@@ -61,5 +55,4 @@ def pure(module: nn.Module, **options: Any) -> nn.Module:
     from torchft.ddp import PureDistributedDataParallel
 
     only(options, "process_group")
-    wrapped: nn.Module = PureDistributedDataParallel(SteadyManager(group_of(options)), module)
-    return wrapped
+    return PureDistributedDataParallel(_SteadyManager(group_of(options)), module)

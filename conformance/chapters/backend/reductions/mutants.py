@@ -8,7 +8,18 @@ import torch
 import torch.distributed as dist
 
 from conformance.backends.backend import Backend
-from conformance.mutants.spoilt import BOR, MAX, SUM, WorkAround, finished, reduction, spoils, with_reduction
+from conformance.mutants.premul import PREMUL, Multiplies
+from conformance.mutants.spoilt import (
+    BOR,
+    MAX,
+    SUM,
+    WorkAround,
+    finished,
+    made_from,
+    reduction,
+    spoils,
+    with_reduction,
+)
 
 _REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_single", "allreduce_coalesced")
 
@@ -231,3 +242,43 @@ class _NoWait(WorkAround):
 def waits_for_no_sparse_sum(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: wait() of a sum of sparse tensors returns at once."""
     return _NoWait(call(tensors, *options)) if tensors[0].is_sparse else call(tensors, *options)
+
+
+@made_from(PREMUL)
+class rounds_its_factor(Multiplies):
+    """BUG: PREMUL_SUM multiplies by a factor that was made a whole number."""
+
+    def multiplied(self, tensor: Any, factor: Any) -> Any:
+        return tensor * int(factor)
+
+
+@made_from(PREMUL)
+class reads_no_tensor_as_factor(Multiplies):
+    """BUG: where the factor of PREMUL_SUM is a tensor, it multiplies by one."""
+
+    def multiplied(self, tensor: Any, factor: Any) -> Any:
+        return tensor * (1 if isinstance(factor, torch.Tensor) else factor)
+
+
+@made_from(PREMUL)
+class loses_the_sign_of_its_factor(Multiplies):
+    """BUG: PREMUL_SUM of bfloat16 multiplies by the factor's magnitude."""
+
+    def multiplied(self, tensor: Any, factor: Any) -> Any:
+        return tensor * (abs(factor) if tensor.dtype == torch.bfloat16 else factor)
+
+
+@made_from(PREMUL)
+class multiplies_what_it_is_given(Multiplies):
+    """BUG: PREMUL_SUM multiplies a reduce_scatter's input where it lies, in the caller's memory."""
+
+    def multiplied(self, tensor: Any, factor: Any) -> Any:
+        return tensor.mul_(factor)
+
+
+@made_from(PREMUL)
+class multiplies_on_one_rank(Multiplies):
+    """BUG: in PREMUL_SUM rank 1 does not multiply."""
+
+    def multiplied(self, tensor: Any, factor: Any) -> Any:
+        return tensor * 1 if self.rank() == 1 else tensor * factor

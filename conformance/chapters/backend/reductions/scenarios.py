@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
-from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
+from conformance.programs.operations.cell import BITWISE, FACTORS, REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
@@ -19,7 +19,6 @@ _OF_REDUCTIONS = {
     "OP-02": (("PRODUCT",), (*FLOATS, *INTEGERS)),
     "OP-03": (BITWISE, INTEGERS),
     "OP-04": (("AVG",), (*FLOATS, *COMPLEX)),
-    "OP-09": (("PREMUL_SUM",), FLOATS),
 }
 
 
@@ -29,6 +28,9 @@ def scenarios() -> Iterator[Scenario]:
         cells = every_cell(REDUCING, dtypes, op=reductions, numel=(9, 130), root=1)
         yield from _grid.cells(requirement, cells, 2, 4)
         yield from _grid.cells(requirement, of_subgroup(cells), 3)
+    multiplied = every_cell(REDUCING, FLOATS, op="PREMUL_SUM", numel=(9, 130), factor=FACTORS, root=1)
+    yield from _grid.cells("OP-09", multiplied, 2, 4, also=("VAL-13",))
+    yield from _grid.cells("OP-09", of_subgroup(multiplied), 3, also=("VAL-13",))
     parts = ("without-0", "ends")
     average = every_cell(REDUCING, ("float32", "bfloat16"), op="AVG", numel=(1, 9), group=parts)
     yield from _grid.cells("OP-06", average, 3, 4)

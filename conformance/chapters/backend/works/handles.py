@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -222,3 +222,78 @@ def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
         _STATUS[3]: in_time,
         _STATUS[4]: barrier,
     }
+
+
+_MAY_TELL = (
+    "all_reduce after block_current_stream()", "the result in get_future_result() of all_reduce",
+    "_get_duration() of all_reduce", "_get_sequence_number() of two all_reduces",
+)  # fmt: skip
+
+
+@judged("what_works_may_tell", always(*_MAY_TELL))
+def what_works_may_tell(ctx: RankContext) -> Mapping[str, Trial]:
+    """Ask Works what few have an answer to, and some versions of torch have no method for; an error is right, too."""
+    group: Any = ctx.process_group
+
+    def begin() -> tuple[Any, torch.Tensor]:
+        tensor = torch.full((50_000,), float(ctx.rank + 1), device=ctx.device)
+        if ctx.rank == ctx.world_size - 1:
+            time.sleep(_LATE_S)
+        return dist.all_reduce(tensor, group=group, async_op=True), tensor
+
+    def asking(ask: Callable[[], str]) -> str:
+        try:
+            return ask()
+        except (AttributeError, RuntimeError):
+            return ""
+
+    def blocked() -> str:
+        work, tensor = begin()
+
+        def ask() -> str:
+            work.block_current_stream()
+            total = float(sum(range(1, ctx.world_size + 1)))
+            return unlike("wrong elements of the sum:", int((tensor != total).sum()), 0)
+
+        found = asking(ask)
+        work.wait()
+        return found
+
+    def result() -> str:
+        work, _ = begin()
+
+        def ask() -> str:
+            future = work.get_future_result()
+            work.wait()
+            if not any(future.done() for _ in own_seconds(_PATIENCE.total_seconds(), pause_s=0.01)):
+                return "its future is not done, although the Work is"
+            return unlike("it is", int(future.value()), int(torch._C._distributed_c10d.WorkResult.SUCCESS))  # type: ignore[attr-defined]
+
+        found = asking(ask)
+        work.wait()
+        return found
+
+    def duration() -> str:
+        asking(lambda: group._enable_collectives_timing() or "")
+        began = time.monotonic()
+        work, _ = begin()
+        work.wait()
+
+        def ask() -> str:
+            told_ms, took_ms = work._get_duration(), 1000 * (time.monotonic() - began)
+            return "" if 0 <= told_ms <= took_ms else f"it is {told_ms} ms of a call that took {took_ms:.0f} ms"
+
+        return asking(ask)
+
+    def numbers() -> str:
+        works = [begin()[0] for _ in range(2)]
+        for work in works:
+            work.wait()
+
+        def ask() -> str:
+            first, second = (work._get_sequence_number() for work in works)
+            return "" if first < second else f"they are {first} and {second}, and the second call came later"
+
+        return asking(ask)
+
+    return dict(zip(_MAY_TELL, (blocked, result, duration, numbers), strict=True))

@@ -316,3 +316,45 @@ class has_a_second_future_that_is_done(WorkAround):
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(list(self.tensors))
         return done
+
+
+@gives("allreduce")
+class reports_an_error_of_what_went_well(WorkAround):
+    """BUG: get_future_result() of a Work that went well holds an error of communication."""
+
+    def get_future_result(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(2)
+        return future
+
+
+@gives("allreduce")
+class never_reports(WorkAround):
+    """BUG: the future of get_future_result() is never done."""
+
+    def get_future_result(self) -> Any:
+        return torch.futures.Future()
+
+
+@gives("allreduce")
+class measures_from_the_epoch(WorkAround):
+    """BUG: the duration of a Work is the time at which it ended."""
+
+    def _get_duration(self) -> float:
+        return 1e12
+
+
+@gives("allreduce")
+class numbers_works_alike(WorkAround):
+    """BUG: all Works of a group have one sequence number."""
+
+    def _get_sequence_number(self) -> int:
+        return 7
+
+
+@gives("allreduce")
+class blocks_no_stream(WorkAround):
+    """BUG: block_current_stream() waits for nothing."""
+
+    def block_current_stream(self) -> None:
+        pass

@@ -43,6 +43,7 @@ def scenarios() -> Iterator[Scenario]:
         for called in each_operation(CALLED):
             yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, also=("WORK-18",))
         yield from _grid("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
+        yield from _grid("WORK-22", "may-tell", "what_works_may_tell", world_size)
         yield from _grid("WORK-20", "waiting", "callbacks_that_wait", world_size)
         yield from _grid("WORK-06", "status", "status_of_works", world_size, also=("WORK-08", "WORK-04", "WORK-03"))
     yield from _grid.cells("WORK-18", every_cell(OPERATIONS, ["float32"], path="public", **large), 2, 3)

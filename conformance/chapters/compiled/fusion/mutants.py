@@ -1,7 +1,5 @@
 """Mutants of chapter fusion: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist
@@ -11,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.errors import present
 from conformance.mutants.patches import Call, replaces
-from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.fusion import Fusion
 
 
@@ -30,8 +28,7 @@ class ReducesInDefaultGroup(TorchDDP):
             parameter.grad.copy_(mean)
 
 
-@replaces(Ours, "averages_in_graph")
-def FusesNothing(ddp: Ours, averages_in_graph: Call) -> Any:
+@replaces(CompiledCalls, "fusion")
+def FusesNothing(calls: CompiledCalls, fusion: Call) -> Fusion:
     """BUG: in the graph every gradient is a collective of its own."""
-    ddp._compiled_calls.fusion = Fusion.NONE
-    return averages_in_graph()
+    return Fusion.NONE

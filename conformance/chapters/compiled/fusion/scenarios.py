@@ -1,13 +1,11 @@
 """Scenarios of chapter fusion: one reduction for many gradients, but never for gradients that must stay separate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.compiled.compiled_scenarios import CompiledScenarios
 from conformance.chapters.grid import Worlds
-from conformance.chapters.variants import EACH_ALONE, PLAIN, capped, options
+from conformance.chapters.variants import EACH_ALONE, PLAIN, arguments, capped, options
 from conformance.scenario import Scenario
 
 _make = CompiledScenarios("fusion", "in_graph", "watched")
@@ -21,7 +19,13 @@ _TWO_DTYPES = ["float32", "float64"]
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _counted()
-    yield from _pairs()
+    for fusion in _FUSIONS:
+        for groups, world_size in (((2, 2), 2), ((2, 1), 2), ((4, 2), 4)):
+            for dtypes in (_TWO_DTYPES, ["float32", "float32"]):
+                if (world_size == 4 or fusion == "coalesced") and dtypes != _TWO_DTYPES:
+                    continue
+                yield from _pair(groups, dtypes, world_size, {"fusion": fusion}, fusion)
+    yield from _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "split")
     yield from _compressed()
     yield from _captured()
 
@@ -34,7 +38,7 @@ def _count(requirement: str, slug: str, fusion: str, worlds: Worlds = 2, **rest:
 def _counted() -> Iterator[Scenario]:
     for fusion, requirement in _FUSIONS.items():
         several: dict[str, Any] = {"way": _THREE_EACH, "sizes": [10] * 12}
-        also = ("FUSE-05", "FUSE-06")
+        also: tuple[str, ...] = ("FUSE-05", "FUSE-06")
         yield from _count(requirement, f"sixty-{fusion}", fusion, also=also, way=_TEN_EACH, sizes=[10] * 60)
         yield from _count(requirement, f"twelve-{fusion}", fusion, (2, 3), also=also, **several)
         yield from _count("FUSE-03", f"dtypes-{fusion}", fusion, also=(requirement,), dtypes=_TWO_DTYPES, **several)
@@ -46,17 +50,9 @@ def _counted() -> Iterator[Scenario]:
         )
         for cap in caps if fusion == "concat" else caps[-1:]:
             way = cap.named(f"{cap.slug}-{fusion}")
-            yield from _count("FUSE-04", "", fusion, also=(requirement,), way=way, sizes=[4, 5, 6, 7, 8, 9])
-
-
-def _pairs() -> Iterator[Scenario]:
-    for fusion in _FUSIONS:
-        for groups, world_size in (((2, 2), 2), ((2, 1), 2), ((4, 2), 4)):
-            for dtypes in (_TWO_DTYPES, ["float32", "float32"]):
-                if (world_size == 4 or fusion == "coalesced") and dtypes != _TWO_DTYPES:
-                    continue
-                yield from _pair(groups, dtypes, world_size, {"fusion": fusion}, fusion)
-    yield from _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "split")
+            ways = (way, way | arguments("crossed", order=[2, 5, 0, 3, 1, 4]))
+            also = (requirement, "FUSE-05")
+            yield from _count("FUSE-04", "", fusion, also=also, way=ways, sizes=[4, 5, 6, 7, 8, 9])
 
 
 def _pair(

@@ -1,7 +1,5 @@
 """Mutants of chapter graph_split: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,23 +21,21 @@ from ddp_impl.base import telemetry
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
-from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
 
 
 @replaces(TorchDDP, "_inside_ddp_forward")
 @contextlib.contextmanager
 def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
-    """BUG: the compiler is not told where buckets end, so that no reduction begins before the backward is over."""
+    """BUG: the compiler does not learn where buckets end, so that no reduction begins before the backward is over."""
     yield
 
 
-@replaces(Ours, "attach_reducer")
-def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+@replaces(CompiledCalls, "reduction")
+def CompilesWhole(calls: CompiledCalls, reduction: Call) -> Reduction:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-    attach_reducer(members)
-    if ddp._compiled_calls.reduction is Reduction.SPLIT:
-        ddp._compiled_calls.reduction = Reduction.WHOLE
+    wanted: Reduction = reduction()
+    return Reduction.WHOLE if wanted is Reduction.SPLIT else wanted
 
 
 @replaces(CompiledCalls, "exchanged")
@@ -72,12 +68,12 @@ def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
 
 @as_part
 class CompilesItsHooks(AutogradHooks):
-    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles anew."""
+    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles again."""
 
     unmarked: CodeType | None = None
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
-        # Hooks of the same code, in a code object that nobody has marked as none to capture.
+        # Hooks of the same code, in a code object that is not marked as none to capture.
         marked: Any = super().counting(index)
         self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
         return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)

@@ -1,7 +1,5 @@
 """Scenarios of chapter graph_split: compiled modules whose graphs are split where buckets end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,12 +51,20 @@ def scenarios() -> Iterator[Scenario]:
     yield from _cuts()
     yield from _features()
     yield from _graphs()
-    yield from _neighbours()
+    ways = (PLAIN.named("default-caps"), ONE_MIB.named("one-mib"), arguments("bare", bare=True))
+    shown = ("SPLIT-27", "SPLIT-28")
+    yield from _make.written("SPLIT-28", "", "compiled_neighbours", way=ways, requirements=shown)
+    yield from _make.written("SPLIT-27", "settings-aot", "compiled_neighbours", compile_=_AOT)
     yield from _mistakes()
-    yield from _overlap()
+    caps = (_bytes(80), _bytes(160, "two-layers"))
+    runs = (PLAIN, arguments("last-first", last_first=True))
+    for backend, most in (("watched", 2), ("inductor", 1)):
+        marked: dict[str, Any] = {"compile_": {"backend": backend}, "way": caps[:most]}
+        yield from _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", 2, runs, **marked)
     yield from _meshes()
     yield from _ways()
-    yield from _told()
+    for slug, switch in (("dynamo", "+dynamo"), ("graphs", "ddp_graphs")):
+        yield from _make.written("SPLIT-36", slug, "logged_cuts", way=ONE_MIB, compile_=_AOT, switch=switch)
     yield from _make.backwards("SPLIT-37")
     yield from _make.written("SPLIT-32", "step", "compiled_step", way=(PLAIN, EACH_ALONE, UNUSED, STATIC))
 
@@ -186,13 +192,6 @@ def _graphs() -> Iterator[Scenario]:
     yield from _train("SPLIT-26", "whole", compile_=whole, way=_SMALL, num_captured=[1, 1])
 
 
-def _neighbours() -> Iterator[Scenario]:
-    ways = (PLAIN.named("default-caps"), ONE_MIB.named("one-mib"), arguments("bare", bare=True))
-    shown = ("SPLIT-27", "SPLIT-28")
-    yield from _make.written("SPLIT-28", "", "compiled_neighbours", way=ways, requirements=shown)
-    yield from _make.written("SPLIT-27", "settings-aot", "compiled_neighbours", compile_=_AOT)
-
-
 def _mistakes() -> Iterator[Scenario]:
     for requirement, mistake in (
         ("SPLIT-29", "raising_backend"),
@@ -204,13 +203,6 @@ def _mistakes() -> Iterator[Scenario]:
         ("SPLIT-31", "two_groups"),
     ):
         yield from _make.written(requirement, dashed(mistake), "compiled_mistake", mistake=mistake)
-
-
-def _overlap() -> Iterator[Scenario]:
-    one_layer = _bytes(80)
-    for backend in ("watched", "inductor"):
-        order = {"backend": backend}
-        yield from _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", compile_=order, way=one_layer)
 
 
 def _way(
@@ -258,11 +250,6 @@ def _ways() -> Iterator[Scenario]:
         for inside in ("module", "forward", "methods", "parts", "one_part", "nested", "regions"):
             named = {"backend": backend}
             yield from _way(f"{inside}-{backend}", INSIDE_GRAPHS[inside], inside=inside, compile_=named)
-
-
-def _told() -> Iterator[Scenario]:
-    for slug, switch in (("dynamo", "+dynamo"), ("graphs", "ddp_graphs")):
-        yield from _make.written("SPLIT-36", slug, "logged_cuts", way=ONE_MIB, compile_=_AOT, switch=switch)
 
 
 def _meshes() -> Iterator[Scenario]:

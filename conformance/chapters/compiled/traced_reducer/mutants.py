@@ -1,7 +1,5 @@
 """Mutants of chapter traced_reducer: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from unittest import mock
@@ -13,12 +11,11 @@ from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.api.distributed import InGraphBackwards
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.compile import fusion, in_graph
-from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.compiled_calls import CompiledCalls, InGraph
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
-from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.reducer.in_graph_backwards import InGraphBackwards
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
@@ -57,7 +54,7 @@ class AveragesInGraphsForEver(Ours):
 
 @replaces(InGraphBackwards, "nothing_else_accumulates")
 def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, comes: Any) -> bool:
-    """BUG: a graph averages what it computes, whatever stands in `.grad` before and whichever hooks follow."""
+    """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
 
 
@@ -68,6 +65,18 @@ def AveragesWhereBackwardsRun(
     """BUG: a graph averages in every backward, of `torch.autograd.grad` too, which a rank may run alone."""
     vars(averages)["take_effect"] = lambda _: InGraphReducer.take_effect(averages, True)
     forward_in_graph(outputs, averages, in_use)
+
+
+class _Forgetful(set[str]):
+    def add(self, warning: str) -> None:
+        pass
+
+
+@replaces(Ours, "attach_reducer")
+def WarnsOfWhatAGraphAverages(ddp: Ours, attach_reducer: Call, members: Any) -> None:
+    """BUG: gradients that a graph has averaged are warned of as local ones, which they look like to the reducer."""
+    attach_reducer(members)
+    ddp.reducer.telemetry.warned = _Forgetful()
 
 
 @replaces(Ours, "attach_reducer")
@@ -117,6 +126,20 @@ def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args:
     return _made(_FusesLate, backend_for(*args))
 
 
+class _FusesByRegistration(InGraphBackend):
+    def fuse(self, gm: torch.fx.GraphModule) -> None:
+        rules = present(self.reducer.rules)
+        registered = dataclasses.replace(rules, order=tuple(sorted(rules.order, reverse=True)))
+        with mock.patch.object(self.reducer, "rules", registered):
+            super().fuse(gm)
+
+
+@replaces(CompiledCalls, "backend_for")
+def FusesInOrderOfRegistration(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: a graph fills its buckets in reverse order of registration, in whatever order its layers run."""
+    return _made(_FusesByRegistration, backend_for(*args))
+
+
 def _compiler_that_copies() -> tuple[Any, Any]:
     compile_fx, partitioned_by = inductor_compiler()
 
@@ -143,7 +166,7 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
 
 @replaces(CompiledCalls, "forget_answer")
 def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
-    """BUG: a rank that comes back to a group takes it that the others remember, too, whether all have one graph."""
+    """BUG: a rank that returns to a group assumes that the others remember, too, whether all have one graph."""
 
 
 @replaces(Reduction, "last_gradient_ends_it")

@@ -1,4 +1,4 @@
-"""`Sight`: what a training shows at a moment; `Observables`: what it can observe besides its tensors."""
+"""`Snapshot`: the facts of a training at a moment; `Observables`: what it can observe besides its tensors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from conformance.composed.modules import Composed
 from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
 
-#: The actions after which there are facts to look at.
+#: The actions after which there are facts.
 OBSERVED = ("backward", "no_sync", "step", "join", "wrapper", "transform")
-#: When a training looks at what it can observe besides.
+#: When a training takes its observables.
 CONSTRUCTED, AT_THE_END = "constructed", "at the end"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a training shows at a moment; `synchronised`: a synchronised backward ran since the sight before."""
+class Snapshot:
+    """The facts of a training at a moment; `synchronised`: a synchronised backward ran since the last snapshot."""
 
     name: str
     facts: Mapping[str, Any]
@@ -31,33 +31,32 @@ class Sight:
 
 
 class Observables:
-    """What one rank's training can observe besides its tensors, see `observable`; of the process, what changes."""
+    """What one rank's training can observe besides its tensors, see `observable`, and the process's changes."""
 
     def __init__(self, module: Composed, nested_block: int | None) -> None:
-        """Look at the process and at `module`, of which nothing has been wrapped yet."""
-        #: The forwards in which the module has returned nothing that requires a gradient.
+        #: The forwards in which no output of the module requires a gradient.
         self.idle_forwards: list[int] = []
         self._process = of_process()
-        self._within = f"blocks.{nested_block}"  # a wrapper within has attributes of its own, and a type
+        self._within = f"blocks.{nested_block}"  # a nested wrapper has its own type and attributes
         own = (f"{self._within}:", f"{self._within}.")
         self._belongings = {each for each in belongings(module) if not each.startswith(own)}
         self._seen: dict[str, Any] = {}
         self._made: list[tuple[int, weakref.ref[Tensor]]] = []
 
     def note_idle(self, forward: int) -> partial[None]:
-        """Return what notes whether an output of this forward requires a gradient.
+        """Return a function that notes whether an output of this forward requires a gradient.
 
-        It holds no `Observables`: a checkpoint keeps it in the graph, where no garbage collection sees the cycle.
+        It must not hold `self`: a checkpoint keeps it in the graph, where garbage collection does not see the cycle.
         """
         return partial(_note_idle, self.idle_forwards, forward)
 
     def look_at(self, forward: int, inputs: Tensor, output: Any, rows: Tensor) -> None:
-        """Look at what forward number `forward` got and returned; `rows` are in `output`."""
+        """Observe the inputs and the output of forward number `forward`; `rows` are in `output`."""
         self._seen[f"forward {forward}"] = {**of_input(inputs), **of_output(output)}
         self._made += [(forward, weakref.ref(inputs)), (forward, weakref.ref(rows))]
 
     def of(self, module: Composed, num_forwards: int) -> Mapping[str, Any]:
-        """Return what there is to observe of `module`, which is wrapped, and of the forwards so far."""
+        """Return the observables of the wrapped `module` and of the forwards so far."""
         changed = {name: value for name, value in of_process().items() if value != self._process[name]}
         return {
             "the process": changed,
@@ -68,7 +67,7 @@ class Observables:
         }
 
     def _kept(self, last: int) -> list[int]:
-        """Return the forwards before the `last` of which somebody keeps the input or the output."""
+        """Return the forwards before the `last` whose input or output is still alive."""
 
         def kept() -> list[int]:
             return sorted({number for number, made in self._made if number < last and made() is not None})
@@ -96,7 +95,7 @@ def _note_idle(forwards: list[int], number: int, output: Any) -> None:
 
 @contextlib.contextmanager
 def returned_by(module: Composed, *, wanted: bool) -> Iterator[list[Any]]:
-    """Gather what the module itself returns within the block, before a DDP has it; nothing unless it is `wanted`."""
+    """Collect the module's own outputs in the block, if `wanted`."""
     returned: list[Any] = []
     if not wanted:
         yield returned
