@@ -95,7 +95,12 @@ class Campaign:
                     say(f"not asked, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
             if number % 50 == 49:
                 say(f"{number + 1:>5}/{len(self._first)}  scenarios traced")
-        self._asked = [known[id_] for id_ in self._first]
+        place: Counter[str] = Counter()  # within its chapter: neighbours ask alike, so chapters take turns
+        turns: list[tuple[int, str]] = []
+        for id_ in self._first:
+            turns.append((place[id_.partition("/")[0]], id_))
+            place[id_.partition("/")[0]] += 1
+        self._asked = [known[id_] for _, id_ in sorted(turns)]
 
     def judge_all(self, mistakes: Sequence[Mistake], jobs: int, take: Callable[[Verdict], None]) -> None:
         """Have `take` called with what becomes of each mistake; the folder keeps it, and what it has is known."""
