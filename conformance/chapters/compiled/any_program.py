@@ -35,7 +35,9 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     uncompiled = scenario.replace(program=scenario.arguments["program"])
     expectation = present(get_program(scenario.arguments["program"]).expectation)
     facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(uncompiled).items()}
-    judged: dict[str, Any] = {"compiled/num_captured": count, **QUIET, **_judged_reductions(scenario)}
+    # A DDP that searches for unused parameters may say that it found none.
+    quiet = {} if scenario.options.get("find_unused_parameters") else QUIET
+    judged: dict[str, Any] = {"compiled/num_captured": count, **quiet, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}
 
 
