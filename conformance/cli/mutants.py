@@ -89,6 +89,8 @@ def command(
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
     --definition or --generated, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
     """
+    say("Loading mutants ...", err=True)  # at once: torch is imported next
+
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detected import made_by_all, written

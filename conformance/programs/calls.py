@@ -135,7 +135,8 @@ class Receiver(nn.Module):
         """Return rows of 2, to which every tensor argument contributes by a factor of its own."""
         self.received = {"first": first, "second": second, "further": further, "named": named, "others": others}
         hidden = torch.ones(2, WIDTH, device=self.layer.weight.device)
-        for factor, tensor in enumerate(_tensors(self.received), 1):
+        tensors = (part for part in parts(self.received) if isinstance(part, Tensor))
+        for factor, tensor in enumerate(tensors, 1):
             hidden = hidden + factor * tensor
         return self.layer(hidden)
 
@@ -157,10 +158,6 @@ def parts(value: Any) -> Iterator[Any]:
         inner.append(value.default_factory)
     for item in inner:
         yield from parts(item)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in parts(value) if isinstance(part, Tensor)]
 
 
 def _identity(part: Any) -> int:
