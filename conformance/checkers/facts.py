@@ -1,7 +1,5 @@
 """Checks facts: compares the facts of every rank with the expected ones."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
