@@ -1,7 +1,5 @@
 """Settings of the project's own tests: a slow or busy machine is no finding of theirs; some run at night only."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -3,8 +3,6 @@
 python ci/picture.py    # writes docs/run.svg; takes some ten seconds
 """
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

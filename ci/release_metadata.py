@@ -6,8 +6,6 @@
 because an index shows the page without the repository.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -3,8 +3,6 @@
 Reading executes, imports and looks up nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@
 mistake of a subject or a backend is a fact that programs observe; a mistake in a file is a `ConformanceError`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Finds the backends and DDPs that installed packages declare as entry points; imports only the one it needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 

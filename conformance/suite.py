@@ -5,8 +5,6 @@ defines `def scenarios() -> Iterator[Scenario]`, which yields the scenarios that
 `<chapter>/<REQUIREMENT-ID>/<slug>`, for example `gradients/GRAD-01/mlp-world2`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass

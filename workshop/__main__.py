@@ -1,7 +1,5 @@
 """`python -m workshop`, in a checkout: renews generated pages, and makes those that need runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """The rows of the pages of behaviours and systems: what a complete DDP does, and the requirements that test it."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of behaviours: what a complete DDP does, the requirements that ask for it, and what a run has shown."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

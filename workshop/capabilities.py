@@ -1,7 +1,5 @@
 """The page of a backend's capabilities: what each makes judged, with what gloo declares as an example."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """How much the suite holds of what: numbers whose every change a reviewer is to see."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`python -m workshop freeze VERSION`: write down which requirements a version of the specification holds."""
 
-from __future__ import annotations
-
 import re
 
 import click

@@ -1,7 +1,5 @@
 """How large `ddp_impl` is, and what a step costs in calls: numbers that may fall."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`python -m workshop scoreboard`: makes one table of several subjects' reports."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m workshop renew`: bring the generated files of a checkout up to date."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several DDPs, or backends, side by side: how many requirements of each chapter each keeps, as a Markdown table."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections import Counter

@@ -8,8 +8,6 @@ Exits with 1 if fewer than 99 % are right, or if anything leaks. Takes 20 minute
 waits for a processor is no part of its deadline, so on a busy machine a right verdict may come later than asked here.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

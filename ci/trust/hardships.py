@@ -7,8 +7,6 @@ that blames the DDP for what the machine denies, a message and no traceback. Mos
 cgroups (version 1); what cannot be tried here is said. Exits with 1 where anything else comes out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

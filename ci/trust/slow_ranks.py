@@ -7,8 +7,6 @@ are a choice. Every scenario of several ranks runs as it is, and then with a ran
 before one of its collectives, both drawn with the seed. Exits with 1 if a verdict changed, in either column.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -4,8 +4,6 @@ So programs, pools and checkers name no backend. A vendor defines a `Backend` in
 `--backend module:attr`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable

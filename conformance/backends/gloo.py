@@ -1,7 +1,5 @@
 """The gloo backend, on the CPU, which every machine has."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -10,8 +10,6 @@ After a timeout torch's watchdog ends the process, and nothing raises ("Environm
 TORCH_NCCL_ASYNC_ERROR_HANDLING). So NCCL declares no `timeouts`.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Backends that packages register with torch by torch's own entry points, without a `Backend`."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from datetime import timedelta

@@ -3,8 +3,6 @@
 A group of `sim` moves CPU tensors, too, like one of `cpu:gloo,cuda:nccl`; a group of `sim-alone` does not, like NCCL's.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from datetime import timedelta

@@ -3,8 +3,6 @@
 Sizes take turns as contestants do, so that a curve's points come from one run. Costs are told as ratios to one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

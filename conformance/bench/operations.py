@@ -3,8 +3,6 @@
 The other backend takes part a second time, in a group of its own, which shows how much of a ratio is noise.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks that the subject agrees with torch's DDP in the facts for which a program requires it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from conformance.checkers.checker import Evidence, checker, failed, passed, unknown

@@ -3,8 +3,6 @@
 If a checker's precondition fails, it returns UNKNOWN, never PASS or FAIL; if it does not apply to the run, None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ A diagnosis is a hint for the reader and never changes a verdict. It requires th
 no other rule of the same generality.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks that a run exercised something: a scenario that tests nothing must not be green."""
 
-from __future__ import annotations
-
 from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import ranks
 from conformance.checkers.facts import wrong_facts

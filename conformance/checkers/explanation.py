@@ -1,7 +1,5 @@
 """Formats explanations of failures: which ranks differ, where, and how to reproduce it."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Checks facts: compares the facts of every rank with the expected ones."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
@@ -13,7 +11,7 @@ from conformance.checkers.diagnosis import Diagnosis, diagnose
 from conformance.checkers.explanation import let_then, ranks, shorten, some
 from conformance.observation import Facts, Unmeasured
 from conformance.truth.difference import Difference
-from conformance.truth.expected import describe, mismatch
+from conformance.truth.expected import Satisfies, describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6
@@ -59,6 +57,11 @@ def wrong_facts(
             elif found := mismatch(expected[rank][name], observed[rank][name]):
                 wrong.append(WrongFact(name, rank, found, diagnose(name, rank, expected, observed, reduced)))
     return wrong
+
+
+def is_bound(demand: object) -> bool:
+    """Return whether a fact must have a property, and no exact value."""
+    return isinstance(demand, Satisfies)
 
 
 def explain_facts(wrong: list[WrongFact], expected: Mapping[int, Facts]) -> str:

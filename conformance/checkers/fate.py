@@ -1,7 +1,5 @@
 """Checks how ranks ended: finds deaths, hangs and exceptions, and the rank that caused them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

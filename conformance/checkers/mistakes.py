@@ -3,8 +3,6 @@
 The rules that recognise them need tensors; pages of a report need these sentences alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Programs name the invariants that apply to them. For an unrecorded run these checkers return no finding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown

@@ -1,7 +1,5 @@
 """Checks that ranks refuse together: an error of one rank is an error of all ranks, in the same step."""
 
-from __future__ import annotations
-
 from conformance.checkers.checker import Evidence, checker, failed, passed, unknown
 from conformance.checkers.explanation import ranks
 from conformance.observation import Raised

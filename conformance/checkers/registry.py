@@ -1,7 +1,5 @@
 """All checkers, by name."""
 
-from __future__ import annotations
-
 from conformance.checkers import agreement, exercised, facts, fate, protocol, refusal
 from conformance.checkers.checker import CHECKERS, Checker
 from conformance.errors import SpecificationError, hint

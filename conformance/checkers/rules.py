@@ -4,8 +4,6 @@ A rule's clause describes the value with the numbers of the case, and is empty u
 Of several rules that hold, the rule with the smallest `generality` is the most specific.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

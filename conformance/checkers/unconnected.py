@@ -1,7 +1,5 @@
 """Recognises ranks that could not connect to each other, so that a scenario never began."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 Sums and means are in double precision, in which the fixtures' data are exact.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Exit codes: 0 the subject conforms, 1 it does not (or a rank hung or crashed, or
 130 interrupted. Subcommands import torch only when they need it, so that `--help` is quick.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """What a certified run cannot be asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conformance.errors import ReportError

@@ -1,7 +1,5 @@
 """`ddp-conformance doctor`: checks what this machine can run."""
 
-from __future__ import annotations
-
 import click
 from rich.text import Text
 

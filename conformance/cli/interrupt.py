@@ -1,7 +1,5 @@
 """Ctrl-C: the first one ends the run; later ones must not interrupt the clean-up."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Writes an issue for torch's developers: requirement, versions, evidence, and a program that needs only torch."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

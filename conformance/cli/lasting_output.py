@@ -3,8 +3,6 @@
 A run is worth its files and its exit code all the same. `| head` reads what it wants and leaves, which is no failure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any, TextIO

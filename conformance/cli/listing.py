@@ -1,7 +1,5 @@
 """`ddp-conformance list`: prints the requirements, or the scenarios that test them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import click

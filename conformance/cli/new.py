@@ -1,7 +1,5 @@
 """`ddp-conformance new`: writes a package to start from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """Command-line options that several subcommands share."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

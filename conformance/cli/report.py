@@ -1,7 +1,5 @@
 """`ddp-conformance report`: what can be made of a finished report, without running anything."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

@@ -4,8 +4,6 @@ A folder is searched only by commands that import what the user names as `module
 that nothing in it stands in for what those commands need.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

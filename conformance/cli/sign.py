@@ -1,7 +1,5 @@
 """`ddp-conformance sign`: put a signature beside the checksums of a report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

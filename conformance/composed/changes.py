@@ -1,7 +1,5 @@
 """`Changes`: a training loop's changes of its module between forwards, on every rank or on rank 0 alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`Choose`: a function that makes the choices of a drawn training, by a random generator or a test's rule."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Protocol, TypeVar

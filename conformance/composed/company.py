@@ -1,7 +1,5 @@
 """Draws the company of a DDP: the user's collectives, another wrapper, or both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from conformance.composed.choose import Choose

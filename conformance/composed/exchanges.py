@@ -3,8 +3,6 @@
 A collective that meets a wrapper's bucket on another rank returns a wrong sum, or hangs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Features of composed trainings, and the pairs of them that a training covers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, combinations, product

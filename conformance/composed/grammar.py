@@ -1,7 +1,5 @@
 """The grammar of composed trainings: draws one by the choices of a random generator or Hypothesis."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Draws how a loop handles its wrapper besides training: it drops, nests or transforms the wrapper."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from conformance.composed.choose import Choose

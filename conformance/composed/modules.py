@@ -1,7 +1,5 @@
 """`Composed`: the module of a training. All its values are small integers, so that every mean is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

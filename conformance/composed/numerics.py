@@ -4,8 +4,6 @@ Gradients are then a few small numbers, whose sums are exact in half precision; 
 numbers too large for float16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

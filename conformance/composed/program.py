@@ -1,7 +1,5 @@
 """Program `composed`: plays a composed training, judged after every backward and every step."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """What a DDP may refuse in a training, with an error on every rank; it must get everything else right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

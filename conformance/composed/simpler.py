@@ -1,7 +1,5 @@
 """Simpler scenarios than a given one, the largest steps first, for shrinking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """`Snapshot`: the facts of a training at a moment; `Observables`: what it can observe besides its tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """`Trainee`: one rank's part in a training."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

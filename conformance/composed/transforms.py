@@ -1,7 +1,5 @@
 """The function transforms (`torch.func`) in which a training calls its model; they accumulate no gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The data of one micro-batch: different for every rank, step and micro-batch, and the same in every process."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

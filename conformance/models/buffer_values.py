@@ -1,7 +1,5 @@
 """Buffers of every dtype and layout that a module can have; their values encode the rank that wrote them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ A fixture is the same on every rank and in the controller: `build` gives the sam
 the same value for the same weights, rank, step and micro-batch. Neither touches global random state.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Convolutional models on the digit images, with the buffers of batch normalisation and with memory formats."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

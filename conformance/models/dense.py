@@ -1,7 +1,5 @@
 """Models of fully connected layers: a plain one, and variants with one unusual feature each."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Models with embedding tables, with dense and with sparse gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

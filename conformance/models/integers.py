@@ -6,8 +6,6 @@ so is a division by 2, 3 or 4 before or after the sum, twice where gradients are
 it computes: `models.exact.exact_mean`.)
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass

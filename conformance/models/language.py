@@ -1,7 +1,5 @@
 """Character-level language models on the text: attention, recurrence, tied weights."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

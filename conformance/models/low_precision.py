@@ -1,7 +1,5 @@
 """Mixed precision as part of a scenario, and models whose gradients are exact in every floating dtype."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Optimizers that programs and the truth share, so that equal gradients give bitwise equal parameters."""
 
-from __future__ import annotations
-
 from torch import nn, optim
 
 from conformance.models.catalogue import ModelFixture

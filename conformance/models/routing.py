@@ -1,7 +1,5 @@
 """Models that do not use all their parameters in every forward, as real models do."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """`Scaled`: a layer whose backward needs the value that a buffer had in forward."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ sums changes eleven orders of magnitude less, so a sharded product and the produ
 gradients bit for bit, and means over rows of the mesh are exact.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Weights are 1 and -1, inputs at most 2, and losses are multiplied by 12 once. In
 gradients are then multiples of 12 whose sums over 4 ranks have at most 8 significant bits.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """Models whose output is a structure of tensors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two training tasks: recognise handwritten digits, and predict the next character of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """What the scenarios ask of the definition: the facts that its plain ranks show, and the lines that they execute."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import threading

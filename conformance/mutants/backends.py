@@ -1,7 +1,5 @@
 """Backends that are wrong in ways that a DDP suffers from, each in one way: gloo, with one method spoilt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

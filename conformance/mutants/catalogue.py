@@ -16,8 +16,6 @@ expect to notice and that is known not to: a gap, or a freedom that a DDP has. `
 breaks.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import tomllib

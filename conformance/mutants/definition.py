@@ -4,8 +4,6 @@ A mutant is killed where a scenario's truth, or a fact that its program states, 
 each mutant is made in a fork of this process, which has warmed up, and is asked of the scenarios that execute its line.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

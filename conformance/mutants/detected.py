@@ -9,8 +9,6 @@
 `detected.toml`, beside this module, is that of this release. The pages of requirements on the site show it.
 """
 
-from __future__ import annotations
-
 import datetime
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

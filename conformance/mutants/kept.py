@@ -3,8 +3,6 @@
 Rules of diagnosis are written against these: a pass over all mutants takes long, to judge again what it kept seconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Python asks `__getattr__` of this module for what it does not hold: a subject wh
 class, and its processes a mistake in the code below. Each rank serves one subject only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Mistakes that a machine makes in the code of modules: each is one small change of one place within a function."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

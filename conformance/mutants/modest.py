@@ -3,8 +3,6 @@
 Requirements about what is *not* declared, and about abort, can be tried on it. It has no bug: mutants are made from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable

@@ -15,8 +15,6 @@ written as a class, below `as_part`. What takes a user's keywords has a `/` behi
 Nothing that is shared changes: each mutant is a class of its own, and its objects alone have parts of another class.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from types import ModuleType

@@ -1,7 +1,5 @@
 """A backend made from gloo that has PREMUL_SUM, which gloo has not. It has no bug: mutants are made from it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -3,8 +3,6 @@
 A mutant has the words that must occur in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

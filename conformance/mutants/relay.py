@@ -1,7 +1,5 @@
 """A process group in Python that hands everything to gloo: what a backend that is wrong in one method is made from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -12,8 +12,6 @@ The function stands for the methods named; `call` is gloo's method of that name,
 `Relay` below `of_class`, or a `WorkAround` below `gives`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

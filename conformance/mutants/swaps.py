@@ -4,8 +4,6 @@ A swap lets the definition take one thing for another: another rank for the sour
 default for an option. Where a requirement speaks of the thing, some scenario of it must notice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Compares what the ranks have with what one process has, quantity by quantity. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

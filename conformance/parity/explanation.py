@@ -4,8 +4,6 @@ The best witness is a fit: what the ranks have, and what one process has, as wei
 process gets from each share alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

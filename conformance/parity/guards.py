@@ -1,7 +1,5 @@
 """Reasons why a comparison shows nothing, and mistakes that stand in one process too. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch

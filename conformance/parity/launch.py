@@ -5,8 +5,6 @@ of a hang. Ranks hang when none has been runnable for a multiple of the referenc
 slower, and a rank that computes, reads or waits for a processor is not accused.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`parity`: the same training step once in one process and once on N ranks, compared by name."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The random numbers that a training draws from the global generators: torch's, Python's and numpy's."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import traceback

@@ -1,7 +1,5 @@
 """Runs a training in this process and records what the optimizers see and what each step leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter

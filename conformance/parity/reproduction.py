@@ -1,7 +1,5 @@
 """Writes a program of at most 30 lines that shows a difference with nothing but torch."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

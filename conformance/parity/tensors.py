@@ -1,7 +1,5 @@
 """The tensors of a training: their names, whatever wraps them, and sharded ones put together from local parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

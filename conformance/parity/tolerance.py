@@ -1,7 +1,5 @@
 """Tolerances that are derived: how far results move when inputs, parameters and gradients move by one ulp."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the user gives: how to make a training, its batches and its step; and what is wrong with what was given."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Wrappers by name: any DDP that the suite knows, `fully_shard`, and `hsdp` on a mesh of two replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

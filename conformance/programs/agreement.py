@@ -1,7 +1,5 @@
 """Lets ranks check among themselves whether they hold the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A use is a module and the code of one step. Where a requirement lets a DDP raise
 fact: the gradients, or the error.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

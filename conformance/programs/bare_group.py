@@ -1,7 +1,5 @@
 """A process group that torch.distributed has no record of, around the backend of one that it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Program `bucket_traffic`: which gradient collectives a step issues, how large, in which order and when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs about buffers: which values a forward finds, and what synchronising buffers must not disturb."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Mapping

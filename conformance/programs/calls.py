@@ -3,8 +3,6 @@
 A call is a place among the arguments of forward and a container in that place; the program makes each combination.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping

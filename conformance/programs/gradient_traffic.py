@@ -4,8 +4,6 @@ A DDP may average gradients by any operations. torch's documentation says how ma
 element travels once: both can be counted only where each bucket is one all_reduce.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch

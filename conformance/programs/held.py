@@ -1,7 +1,5 @@
 """The memory, descriptors and threads of this process, as Linux counts them."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Finds the holder of an object: follows references in Python up to an attribute of a class or a module."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from types import FrameType, ModuleType

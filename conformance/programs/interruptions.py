@@ -1,7 +1,5 @@
 """Programs in which an error occurs between construction and the end of backward."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """How a program enters a join context."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Programs in which each rank judges its own results: several trials, each of which returns a judgement."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Program `operation_cells`: issues operations of a backend, a `Cell` at a time; each rank judges its results."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Program `outputs`: inputs and outputs of forward, and whether gradients flow through every structure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Program `ranks_that_disagree`: a call to which ranks pass arguments that do not match."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any

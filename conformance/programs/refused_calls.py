@@ -3,8 +3,6 @@
 All ranks make the same mistaken call, so that none waits for another; or one rank alone makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

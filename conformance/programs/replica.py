@@ -8,8 +8,6 @@ The truth of a program without a DDP contains no number that a device computes, 
 time than a rank takes to start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 
 from conformance.errors import ReplicaError, present

@@ -1,7 +1,5 @@
 """Captures the standard error of a program's process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Where gradients are stored, and what that reveals about a DDP's options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

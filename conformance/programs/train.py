@@ -1,7 +1,5 @@
 """Program `train`: wraps the model, runs the schedule with SGD, and observes everything that training changes."""
 
-from __future__ import annotations
-
 from torch import nn, optim
 
 from conformance.models.optimizers import sgd

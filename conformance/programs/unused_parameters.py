@@ -1,7 +1,5 @@
 """Programs about parameters that get no gradient: on some ranks or on all, always or in some steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

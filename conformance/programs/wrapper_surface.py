@@ -1,7 +1,5 @@
 """Program `wrapper_surface`: what frameworks and users access on a wrapper besides forward and backward."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Runs steps that a program writes itself, and observes their facts, or a refusal."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping

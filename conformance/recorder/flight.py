@@ -1,7 +1,5 @@
 """One collective in flight: from the call that issues it until a wait completes it."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ before it enters it, and each collective before it issues it, into a file that i
 and the controller reads when the rank is at rest; after an early read a field may be half old, half new.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

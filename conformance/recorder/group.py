@@ -1,7 +1,5 @@
 """Initialises torch.distributed so that the default group and every `new_group` report to a recorder."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The content of a collective in a line, and the lines of code that issued it: to replay a failure."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import chain

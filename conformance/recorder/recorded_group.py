@@ -5,8 +5,6 @@ through torch's trampoline, Python code directly; both call the methods made bel
 C++ code that bypass the trampoline reach the real backend, which is registered with the recorded group, too.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -3,8 +3,6 @@
 A rank keeps its recorder over many scenarios, since its process groups report to it; `start` begins a new history.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -4,8 +4,6 @@ A DDP that leaves a thread behind breaks every scenario that looks for such trac
 as their findings say.
 """
 
-from __future__ import annotations
-
 from conformance.run.outcome import Outcome
 from conformance.verdict import Verdict
 

@@ -4,8 +4,6 @@ A DDP with one bug fails in many scenarios of many requirements. A cause is what
 the evidence was recognised as, else the checker that found it, the exception, or the kind of fact that is wrong.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ checksums show that nothing was damaged. Whoever can write the folder can write 
 worth as much as the place that it was fetched from, and a signed one (`signature`) as much as the signer's word.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What every subcommand prints with: no terminal obeys what others wrote, nor does rich, which has markup."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator
 

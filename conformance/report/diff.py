@@ -1,7 +1,5 @@
 """What changed between two reports, scenario by scenario."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from conformance.bench.ratio import changes

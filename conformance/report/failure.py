@@ -1,7 +1,5 @@
 """A failed scenario as text: the requirement, the evidence, and the command that shows it again."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace

@@ -10,8 +10,6 @@ report/SHA256SUMS                checksums of all of it, after a certified run
 report/SHA256SUMS.sig, .pub      a signature of the checksums, after `ddp-conformance sign`
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The answer by groups of requirements, the chapters: how many of those owed passed, undeclared ones apart."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A report in one line, and as a badge."""
 
-from __future__ import annotations
-
 import re
 
 from jinja2 import Environment

@@ -3,8 +3,6 @@
 `histories.json.gz` beside a report holds it by kind, scenario and rank, as lines of text without times and addresses.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -4,8 +4,6 @@ Every string of a report is escaped by the template. Should that ever fail, the 
 lets no script run but its own, which is named by its hash.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -4,8 +4,6 @@ The first line is the report without its scenarios, each further one an outcome,
 is none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

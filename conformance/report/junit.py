@@ -1,7 +1,5 @@
 """JUnit XML, which CI systems show as tests: one suite per chapter, one case per scenario."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Lines of text on a console: sentences are broken between words, what is there to be copied is not."""
 
-from __future__ import annotations
-
 import textwrap
 
 from rich.console import Console

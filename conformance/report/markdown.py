@@ -1,7 +1,5 @@
 """Markdown for a comment below a pull request: the answer and the worst causes, the rest folded away."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

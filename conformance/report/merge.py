@@ -1,7 +1,5 @@
 """Puts the reports of a run's shards together."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence

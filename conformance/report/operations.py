@@ -1,7 +1,5 @@
 """The matrix of a backend: what was tried of each operation, by axis, and with which values something was wrong."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Stored reports are compressed: where `report.json` is not there and `report.json.gz` is, the latter is read.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Figures of `ddp-conformance bench` as SVG files, drawn by matplotlib, which the extra `plots` installs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

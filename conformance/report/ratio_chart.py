@@ -1,7 +1,5 @@
 """Lays times beside torch's DDP, or another backend, out on an axis of ratios, ready to be drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Nothing in a report is executed, imported or looked up: a report from a stranger is data.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

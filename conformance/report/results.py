@@ -1,7 +1,5 @@
 """Results over time: stored reports as pages, one for each DDP on a backend or backend alone, and a badge for each."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence

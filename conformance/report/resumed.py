@@ -1,7 +1,5 @@
 """What a run that ended early had found, for another one that goes on from there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

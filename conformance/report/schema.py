@@ -3,8 +3,6 @@
 `python -m conformance.report.schema` prints it.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run told step by step: every rank's collectives side by side, and which facts are not as they must be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

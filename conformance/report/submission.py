@@ -8,8 +8,6 @@ of the report before it is compressed; of its files only the report is kept. A r
 read and compared, nothing of it is run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import gzip

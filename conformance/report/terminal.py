@@ -1,7 +1,5 @@
 """What a person sees of a run when it has ended: the failures, the chapters and the totals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lays the collectives of all ranks out on a common time axis, ready to be drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The collectives of every rank as a trace file, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

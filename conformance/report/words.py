@@ -1,7 +1,5 @@
 """What the names of checkers mean, for readers of a report who do not know the harness."""
 
-from __future__ import annotations
-
 #: Checker -> what must be so; it fails where it is not.
 CHECKERS = {
     "agrees_with_native": "Whatever torch's DDP showed in this scenario, the DDP under test shows as well.",

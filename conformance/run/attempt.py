@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conformance.checkers.checker import harness_error
+from conformance.checkers.facts import is_bound
 from conformance.observation import Facts, Observation
 from conformance.programs.registry import Program
 from conformance.run.judge import judge
 from conformance.run.outcome import Note
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
-from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
@@ -60,9 +60,9 @@ class Attempt:
             return ()
         observed = self.observations[0].facts
         return tuple(
-            Note(name, observed[name], demand.name)
+            Note(name, observed[name], str(demand))
             for name, demand in truth.facts[0].items()
-            if isinstance(demand, Satisfies) and "/" not in name and type(observed.get(name)) in (int, float)
+            if is_bound(demand) and "/" not in name and type(observed.get(name)) in (int, float)
         )
 
     def result(self, verdict: Verdict, findings: tuple[Finding, ...]) -> ScenarioResult:

@@ -16,8 +16,6 @@ that is wrong, and how, `"reduce-world2 1f0c2a 9b03e7"`. Only those are excused,
 `conformance/baselines/` holds those that are shipped; everything here but `shipped_baseline` is a pure function.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections import Counter

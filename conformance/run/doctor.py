@@ -1,7 +1,5 @@
 """What this machine can run, found out by trying, each finding with what to do about it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Where a run took place: versions and machine, as plain data for the report."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import os

@@ -5,8 +5,6 @@ simplest training that still fails; trainings with all of its features are then 
 another one.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence

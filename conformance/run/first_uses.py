@@ -3,8 +3,6 @@
 Whoever trains wraps a model once in a process, so that a DDP whose first wrapper is wrong is wrong for everybody.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from conformance.backends.backend import Backend

@@ -1,7 +1,5 @@
 """What the harness asks of the Python that runs it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

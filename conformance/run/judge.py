@@ -1,7 +1,5 @@
 """Combines what the checkers say about one run into one verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from conformance.checkers.checker import DEAD, Evidence, harness_error

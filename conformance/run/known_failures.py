@@ -16,8 +16,6 @@ A known failure is not skipped: the scenario runs, and a pass, another verdict o
 here is a pure function of texts, values and a date.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

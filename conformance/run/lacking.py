@@ -1,7 +1,5 @@
 """Which capabilities a subject lacks though it declares them, as a failed scenario shows it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One controller needs a processor of its own for about every five that its ranks 
 has a whole one, and this process only hands out work and gathers what comes of it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """What a scenario needs of a backend and of a subject."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

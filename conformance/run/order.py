@@ -1,7 +1,5 @@
 """The order in which scenarios run: verdicts must not depend on it."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How long a run waits for a DDP that hangs again and again. Values and pure functions; nothing here imports torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from conformance.run.outcome import Outcome

@@ -1,7 +1,5 @@
 """Runs one scenario on the subject and on torch's own DDP, and has both judged."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Mapping

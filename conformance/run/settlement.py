@@ -1,7 +1,5 @@
 """What a failure on ranks that have run other scenarios is worth: the subject's own, or what an earlier one left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol

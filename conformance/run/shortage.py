@@ -5,8 +5,6 @@ under test does. Both limits are those that containers have (`docker run --pids-
 documentation, Documentation/admin-guide/cgroup-v2.rst, describes `pids.events` and `memory.events`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache

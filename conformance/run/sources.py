@@ -1,7 +1,5 @@
 """Which files a run rested on: hashes of the suite and of the subject's own package, made without importing either."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterator

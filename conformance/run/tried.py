@@ -1,7 +1,5 @@
 """What a scenario tried of a backend's operations, and where something was wrong: a page's matrix is made of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

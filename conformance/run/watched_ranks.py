@@ -1,7 +1,5 @@
 """Ranks that keep what they observed last, for those who want to see more of a run than its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from conformance.observation import Facts, Observation

@@ -1,7 +1,5 @@
 """Explains a broken rung to the engineer who wrote the backend: what the checkers found, and where to look. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Climbs the smoke ladder on a backend and a DDP: tries rung after rung and stops at the first that breaks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

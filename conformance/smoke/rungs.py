@@ -4,8 +4,6 @@ They are the first page of profile `backend`: cells of its operations, and trial
 Each dtype and reduction that a backend may declare is tried in each operation, and each other capability once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

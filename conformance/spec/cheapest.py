@@ -1,7 +1,5 @@
 """The cost of scenarios, and the cheapest of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from conformance.scenario import Scenario

@@ -4,8 +4,6 @@ They depend on the suite's own files, Python and torch alone. A file that is old
 rewritten; where Python may write no bytecode, nothing is cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

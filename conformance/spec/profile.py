@@ -1,7 +1,5 @@
 """Profiles: the scenarios that a DDP must pass at a level."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from conformance.errors import SpecificationError, hint

@@ -9,8 +9,6 @@ that kill it, with the processor seconds of the ranks of a correct DDP or backen
 `ddp-conformance mutants --kills FILE` writes the file.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Maps upstream's shared tests of c10d backends to our requirements, and their flags to our capabilities."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ A version lies in `versions/NAME.toml`, which `python -m workshop freeze NAME` w
     why = "It said `sum` where every implementation computes the mean."
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping

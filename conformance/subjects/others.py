@@ -4,8 +4,6 @@ Ranks import their libraries, which the extra `scoreboard` installs. Each adapte
 the DDP can be called like torch's.
 """
 
-from __future__ import annotations
-
 from conformance.subjects.subject import Subject
 
 _ADAPTERS = "conformance.subjects.adapters"

@@ -1,7 +1,5 @@
 """The diagram of `ddp_impl`'s reducer, for the page that shows it."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -6,8 +6,6 @@ leaked others. What a process may keep once (`KEPT_ONCE`) costs no pool, and is 
 they run the scenario again. Random state is not compared, because every scenario sets its seed.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

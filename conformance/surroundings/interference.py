@@ -4,8 +4,6 @@ Hygiene compares a rank before and after a scenario; this compares it before and
 backward and step, where a change affects the training.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ Access through Python changes an object's reference count, and in a forked proce
 interpreter keeps no version of dictionaries, as from CPython 3.14 on.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

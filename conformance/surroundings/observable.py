@@ -3,8 +3,6 @@
 Names say where a value was observed; values are plain data.
 """
 
-from __future__ import annotations
-
 import _random
 import ctypes
 import random

@@ -1,7 +1,5 @@
 """The machine's processes, as `/proc` shows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Upper bounds of times, on a machine that does other things as well."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A clock for tests of what is measured by one, so that they are exact on a machine of any load."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Stands for the module `time`; goes on only while somebody sleeps.

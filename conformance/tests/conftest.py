@@ -1,7 +1,5 @@
 """What tests of the harness share."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Hand-made histories, observations and scenarios for the tests of checkers and judge."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which module imports which, read from the source, and the circles in it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter

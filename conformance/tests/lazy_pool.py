@@ -1,7 +1,5 @@
 """A backend whose pool starts a thread whenever it has more to do than before, as pools do; they end with the group."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """DDPs that do things in ways of their own, which no requirement forbids."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Finding processes of ours, for the tests that say there are none, and what memory of theirs is in huge pages."""
 
-from __future__ import annotations
-
 import os
 import platform
 import select

@@ -1,7 +1,5 @@
 """Reports made without running anything, for the tests of what is made of reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """DDPs for the tests of the fronts: no DDP at all, and what people bring by mistake."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator

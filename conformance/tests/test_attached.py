@@ -1,7 +1,5 @@
 """Ranks that a launcher has placed: agents and their controller, links that fall silent, and torchrun itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What is read of a rank that has ended: the end of what it printed says why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conformance.workers.autopsy import tail

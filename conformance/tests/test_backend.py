@@ -1,7 +1,5 @@
 """Backends by name, and that gloo keeps what its description promises."""
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Baselines: what torch's own DDP breaks is excused, whatever becomes of it, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data in the repository, and what is drawn from it."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 import torch

@@ -1,7 +1,5 @@
 """The bench compares the right pairs, and compiled modules are compiled as their configuration says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace

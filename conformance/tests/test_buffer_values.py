@@ -1,7 +1,5 @@
 """The dtypes of buffers: all that torch has, less those that cannot be carried."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from datetime import timedelta

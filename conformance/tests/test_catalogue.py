@@ -1,7 +1,5 @@
 """The catalogue: what it refuses, and the gate between requirements and scenarios."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

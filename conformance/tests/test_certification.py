@@ -1,7 +1,5 @@
 """Certificates: a whole profile is accepted, and whatever was taken away, added or changed is noticed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: what it answers to mistakes, how it ends, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

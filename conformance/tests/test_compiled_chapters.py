@@ -1,7 +1,5 @@
 """The chapters about compiled modules refuse orders that mean nothing, and see what is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

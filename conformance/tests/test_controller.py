@@ -1,7 +1,5 @@
 """That nothing outlives a controller however it ends, and that controllers do not get into each other's way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

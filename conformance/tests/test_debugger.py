@@ -1,7 +1,5 @@
 """`replay --pdb` at a terminal: a person looks into one rank, and the others wait for it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import sys

@@ -1,7 +1,5 @@
 """Mutants of the definition: they are made in a fork alone, what asks for their line kills them, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

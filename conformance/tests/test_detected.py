@@ -1,7 +1,5 @@
 """The file of what was detected: it is read back, and some of its rows are renewed without running all mutants."""
 
-from __future__ import annotations
-
 import datetime
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ddp_impl on the simulated device: the cheapest scenario of each requirement about devices; all of them at night."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

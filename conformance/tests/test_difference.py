@@ -1,7 +1,5 @@
 """Exact comparison of facts, and the matchers that stand for more than one value."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ The boundaries are counted: the bytes of every message that a rank, a zygote or 
 in its header, after its header, in its middle and before its last byte.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

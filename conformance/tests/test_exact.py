@@ -1,7 +1,5 @@
 """The arithmetic that bitwise comparison rests on."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,8 +1,6 @@
 """The texts of failures, pinned as people read them."""
 # ruff: noqa: E501 - the texts are as long as they are
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Composed trainings: the same for a seed, complete in pairs, and shrunk to the simplest where a DDP is wrong."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

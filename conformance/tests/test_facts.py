@@ -1,7 +1,5 @@
 """Facts against expectations, and what a wrong value is recognised as."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

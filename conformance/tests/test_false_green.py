@@ -1,7 +1,5 @@
 """What must not pass: a wrapper that is wrong only where it is the first of its process, or the first of its kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.backends.backend import get_backend

@@ -1,7 +1,5 @@
 """Deaths, hangs and exceptions: the right rank is named, and so is what the others wait for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where faults fire: at the place that was counted, and nowhere else."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """What a rank wrote down can be read by somebody else, whatever became of the rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

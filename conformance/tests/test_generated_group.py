@@ -3,8 +3,6 @@
 `test_onboarding` judges it by profile backend.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mutants of a DDP that a machine makes: ranks make the mistake, and what executes its line kills it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each place is a scenario of the chapters and a fault in it. What the other ranks
 the same scenario without the fault: the collective that the rank would have issued next.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What ranks tell each other through the store, and for how long one waits for another."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta

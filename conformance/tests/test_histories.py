@@ -1,7 +1,5 @@
 """What ranks issued, said and printed, kept in one run and compared with another one's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

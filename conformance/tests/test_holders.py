@@ -1,7 +1,5 @@
 """Who keeps an object alive is told by the name that leads to it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A stranger's text in every field of a report, and everything that is made of a report: nothing obeys it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

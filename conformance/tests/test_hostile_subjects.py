@@ -3,8 +3,6 @@
 Every run takes a sample; the nightly job takes them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What counts as left behind. Every kind of leak is shown on real ranks in test_pool."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a DDP's constructor may do to the module that it wraps, and what it may not."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A Python that skips assertions is refused, and the ranks' Python never inherits what could change a verdict."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

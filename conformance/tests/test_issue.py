@@ -1,7 +1,5 @@
 """An issue for torch's developers: its programs are right where a backend is, and short."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

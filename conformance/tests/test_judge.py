@@ -1,7 +1,5 @@
 """One verdict from many findings, and when torch's own DDP is an authority."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The scenarios that are kept beside the bytecode are those that the suite's files make, and no others."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What counts as waiting for a processor or for memory: neither sleeping nor computing does."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Known failures: what counts as met, what the file may say, and how a report updates it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

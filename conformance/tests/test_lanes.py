@@ -1,7 +1,5 @@
 """Lanes: what they work on side by side comes back whole, in fewer seconds, and whatever ends them ends them all."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

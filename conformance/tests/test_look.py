@@ -1,7 +1,5 @@
 """What a replay says of the values that collectives carried, and of the lines that issued them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

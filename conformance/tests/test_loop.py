@@ -1,7 +1,5 @@
 """What coroutines raise, and what a signal does to them: it arrives as it would without them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Seconds in which the machine stands still, as a paused or frozen one does, are nobody's silence."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Scenarios of backends that are made where somebody asks for them: what they cover, and how `run` takes them."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.chapters.backend.made_to_order import at_world_size, soaked, up_to

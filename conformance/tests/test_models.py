@@ -1,7 +1,5 @@
 """Every model fixture keeps what its docstring promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A vendor's backend, over MPI, installed as its package: the whole ladder, and scenarios of the core on both DDPs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every mutant is told from what it was made from by a requirement that it breaks; what it was made from is not."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a training can observe besides values: each mode that may change is seen to change."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager

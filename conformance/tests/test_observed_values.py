@@ -1,7 +1,5 @@
 """A fact is what it was when the program observed it, and travels as it is."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

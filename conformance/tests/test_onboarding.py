@@ -1,7 +1,5 @@
 """The onboarding page, followed word for word in an empty folder, and what `new` refuses."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The matrix of a backend's operations, and the answer by groups: both from what a report holds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Operations of a backend: their data is exact, their truth is theirs alone, and what is wrong is named."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The listed order begins with what finds most, and keeps ranks of a kind together."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

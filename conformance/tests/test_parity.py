@@ -1,7 +1,5 @@
 """`parity` finds mistakes of trainings, accepts their correct twins, and refuses what it cannot compare."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

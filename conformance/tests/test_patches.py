@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802 - functions that become classes
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """A DDP that does things in ways of its own, which no requirement forbids, is not judged to be wrong for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

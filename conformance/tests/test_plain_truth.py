@@ -1,7 +1,5 @@
 """`PlainDDP`, the executable definition: what it says of small programs, and that it says what expectations say."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Backends and DDPs of installed packages: found by name, and a broken one harms nobody else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path

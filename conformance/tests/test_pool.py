@@ -1,7 +1,5 @@
 """What a pool makes of ranks that die, stop, raise, or leave something behind, and that the next scenario runs."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

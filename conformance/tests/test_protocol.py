@@ -1,7 +1,5 @@
 """Invariants of the collective history, on hand-made and generated histories."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pytest front, as people call it: in a process of its own, from a folder that is not ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

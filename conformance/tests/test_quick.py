@@ -1,7 +1,5 @@
 """Profile quick: which scenarios it holds, that they kill what they are said to kill, and what is said of them."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path

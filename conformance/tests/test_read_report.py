@@ -1,7 +1,5 @@
 """Reading reports back: what was written comes back, and what is broken is named."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

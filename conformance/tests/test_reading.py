@@ -1,7 +1,5 @@
 """What a user reads first of a mutant: which words it must hold, and what a kill keeps so that it is judged again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

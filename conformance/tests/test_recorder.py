@@ -3,8 +3,6 @@
 Both ranks run every experiment below twice in one process, recorded and unrecorded; the tests look at what came of it.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 import weakref

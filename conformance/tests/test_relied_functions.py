@@ -1,7 +1,5 @@
 """A function on which verdicts rest is told when somebody has replaced it, and only then."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

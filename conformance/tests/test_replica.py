@@ -1,7 +1,5 @@
 """The truth is computed where the ranks compute: by their kernels, in a process that no subject enters."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Reports: what is counted as what, what the files hold, and what the terminal shows."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Merging shards and comparing reports."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """JUnit, Markdown, HTML, badge and trace: what they show, and that nothing in a report can break out of them."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import datetime

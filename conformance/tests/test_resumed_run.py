@@ -1,7 +1,5 @@
 """A run that is killed: what it had found by then is read, and another one goes on from there."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

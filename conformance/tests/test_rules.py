@@ -1,7 +1,5 @@
 """The rules of diagnosis against each other: each names its true cause, and not a neighbour that looks like it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

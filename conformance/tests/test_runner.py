@@ -1,7 +1,5 @@
 """The runner, on ranks that only pretend: what it orders, refuses, survives and reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping

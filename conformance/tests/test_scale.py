@@ -1,7 +1,5 @@
 """What chapter scale is made from: values in which every bit counts, and ranks that leave parameters out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A scenario travels as JSON: it comes back as it was, or an error names what is wrong with it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """What the kernel denies a container is read from its cgroups, of both versions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who vouches for a certificate: signatures, hashes of files, verdicts that are run again, and forgeries."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

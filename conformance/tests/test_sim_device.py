@@ -1,7 +1,5 @@
 """The simulated device: what runs on it, what it calls a race, and what is said where it cannot be compiled."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The smoke ladder: it holds on gloo, and stops at the right rung with the right sentence on what is broken."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`smoke` notices each method of the generated process group that is left out, and says what to do."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Versions of the specification: what they hold, what may change after them, and that a run can be limited to one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

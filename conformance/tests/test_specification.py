@@ -1,7 +1,5 @@
 """The requirements and their scenarios: complete, covered, and each with a truth that can be computed and can fail."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

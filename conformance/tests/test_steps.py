@@ -1,7 +1,5 @@
 """A replay told step by step: what all ranks did alike is short, what differs and what is wrong is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

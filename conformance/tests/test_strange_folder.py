@@ -1,7 +1,5 @@
 """Commands in the folder of a stranger: they run nothing of it, follow no link out of it, and answer in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

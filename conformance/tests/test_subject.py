@@ -1,7 +1,5 @@
 """Subjects by name, and what is said of one that cannot be used."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stored reports: one that another clone made and signed is taken in; forged ones are refused, and change nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import os

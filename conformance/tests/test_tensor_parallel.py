@@ -1,7 +1,5 @@
 """Chapter tensor_parallel: its truth, its fixtures, and how much it covers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes, the truth of whole trainings, and the chapter made of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The truth itself, held against arithmetic done by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

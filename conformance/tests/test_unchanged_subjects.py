@@ -3,8 +3,6 @@
 Every run takes a sample; the nightly job takes the cheapest scenario of each requirement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

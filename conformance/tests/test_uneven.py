@@ -1,7 +1,5 @@
 """The truth about uneven inputs: who takes part in a step, what sums are divided by, and what the end is like."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """torch's own tests on another DDP: a DDP that is broken in four ways is found out in each, and nothing is left."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

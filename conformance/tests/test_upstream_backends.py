@@ -1,7 +1,5 @@
 """Upstream's shared tests of backends in our words: requirements named there exist, and flags are capabilities."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

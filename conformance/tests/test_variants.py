@@ -1,7 +1,5 @@
 """A variant says what it adds and nothing twice; a grid yields the combinations."""
 
-from __future__ import annotations
-
 from conformance.chapters.grid import Grid
 from conformance.chapters.variants import PLAIN, STATIC, VIEW, Variant, arguments, each
 

@@ -3,8 +3,6 @@
 What all-reduces of the gradients' own elements must look like is found by the mutants of chapter buckets.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

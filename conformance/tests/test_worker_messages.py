@@ -1,7 +1,5 @@
 """That facts arrive as they were observed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

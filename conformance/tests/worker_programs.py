@@ -1,7 +1,5 @@
 """Programs for the tests of the workers: small, and badly behaved where they are asked to be."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Outputs that require a gradient although no parameter was used for them, and are otherwise unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Noticed`: the traces of one backward in a wrapper; `Backwards`: ends a backward for all wrappers of a rank."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field

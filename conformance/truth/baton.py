@@ -4,8 +4,6 @@ A run is therefore deterministic, and a deadlock is found at once, without a clo
 process that belongs to a rank, such as the random state, is saved and restored with the baton.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ predicate is a name in this package, which both processes have. The reader impor
 whoever wrote the data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import operator

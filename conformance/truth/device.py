@@ -1,7 +1,5 @@
 """The device that computes a truth, the rank's own, and the number of threads."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Compares two facts bit for bit, and describes where and by how much they differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A digest of an expected fact."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Matchers: expected facts other than exact values, and their comparison with observed facts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

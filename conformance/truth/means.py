@@ -1,7 +1,5 @@
 """What ranks bring to a mean and take from it, and the mean of a parameter's gradients: exact, or an error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ On real processes it is a DDP under test, `--ddp conformance.truth.on_processes:
 about values whose truth it computes; it has none of the traffic that other chapters judge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

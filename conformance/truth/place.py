@@ -1,7 +1,5 @@
 """`Place`: where the ranks of a group, threads that take turns or processes, exchange values."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The argument of a comm hook: the surface of `torch.distributed.GradBucket` over the gradient of one parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

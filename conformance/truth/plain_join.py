@@ -1,7 +1,5 @@
 """The join hook of a plain wrapper: what a rank without data does in a join context."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs a function once per rank, on threads that take turns, each with its own world of `torch.distributed`."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -3,8 +3,6 @@
 For programs that plain ranks cannot run: compiled ones, and users of a device's streams. `plain_ddp` is for all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

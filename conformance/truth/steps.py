@@ -1,7 +1,5 @@
 """The truth of steps that a program writes itself, computed with one module per rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

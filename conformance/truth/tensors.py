@@ -1,7 +1,5 @@
 """Functions of `PlainDDP` on tensors: copies, layouts, the tensors of an output and their graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

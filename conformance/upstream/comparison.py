@@ -1,7 +1,5 @@
 """Compares which of torch's DDP tests the DDP under test passes with those that torch's DDP passes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reads the tests that only torch's DDP can pass, with a reason for each."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection
 from importlib import resources

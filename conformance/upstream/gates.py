@@ -5,8 +5,6 @@ skips with a link to an issue (`unittest.skip`). That is safe, because only test
 conditions count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import unittest

@@ -1,7 +1,5 @@
 """How a test ended: on each rank, and as a whole."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The programs that run one rank of one of torch's tests, and list the tests."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import tempfile

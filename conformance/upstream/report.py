@@ -1,7 +1,5 @@
 """Prints a comparison for people, and writes it as JSON for machines."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The test suites that the torch wheel ships, and which of their tests concern DDP."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import unittest

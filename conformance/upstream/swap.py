@@ -1,7 +1,5 @@
 """Replaces torch's DDP class by the DDP under test, in every imported module."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`KeptWaiting`: for how long a busy machine kept processes waiting that had something to do."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

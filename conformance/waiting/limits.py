@@ -1,7 +1,5 @@
 """All seconds that the harness waits by, the shortest first: nowhere else is a number of them."""
 
-from __future__ import annotations
-
 #: What no event tells is looked at again so soon: a stack that is being written, a rank just before it is given up.
 LOOK_AGAIN_S = 0.01
 #: What may wait is looked at so often: whether processors are idle, what a rank does that others wait for elsewhere.

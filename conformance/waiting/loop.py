@@ -1,7 +1,5 @@
 """Waiting for several things at once: trio runs the coroutines, by a clock that stands still while the machine does."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Awaitable, Callable

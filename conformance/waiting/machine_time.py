@@ -6,8 +6,6 @@ be, the time in between does not count. Nor does, where a verdict depends on it,
 something else: the machine may have stood still meanwhile.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

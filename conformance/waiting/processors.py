@@ -1,7 +1,5 @@
 """How many of the machine's processors have nothing to do."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """`Answers`: what the ranks of a pool answer to one job, and what is known of those that do not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

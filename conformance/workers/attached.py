@@ -1,7 +1,5 @@
 """Runs scenarios in processes that torchrun, srun or mpirun has started, on one host or several."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -6,8 +6,6 @@ of the other hosts while it waits, it hears from the controller, whose orders it
 silent for too long, the agent raises an error that says what its rank was doing, and ends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

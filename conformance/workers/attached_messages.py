@@ -1,7 +1,5 @@
 """The messages between the controller and the agents of `--attach`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads a launcher's environment variables, and connects its processes with the one that leads."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hmac

@@ -1,7 +1,5 @@
 """Finds out why a rank does not answer: from its exit status, its files, and the stack it writes on a signal."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

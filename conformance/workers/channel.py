@@ -5,8 +5,6 @@ called or unpickled. No read waits without a deadline, also not in the middle of
 message and then says no more is as silent as one that says nothing at all.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

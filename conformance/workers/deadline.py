@@ -1,7 +1,5 @@
 """`Deadline`: until when ranks are waited for, given their progress and the time without a processor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 The other ranks go on until they must wait for it. If one raises, it waits, too: the harness would end them all soon.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pdb
 import sys

@@ -1,7 +1,5 @@
 """Injects a scenario's faults into a rank, at a counted place and never by the clock."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -5,8 +5,6 @@ judges must not depend on it. So another process, which has imported torch, fork
 imports the module and says what it found. Run as a module, this is that other process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What a process does for those it forks: lets others signal each as a whole, and lets none outlive it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -4,8 +4,6 @@ What torch and the suite take, 260 MB, is 65,000 pages. To copy their entries, a
 17 ms; it takes 4 ms where they are huge (Linux 6.18, x86-64). A page that a rank writes to is copied by itself as ever.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 

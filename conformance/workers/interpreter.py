@@ -1,7 +1,5 @@
 """Starts Python interpreters from which ranks are forked, each connected by a channel."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

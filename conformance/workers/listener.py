@@ -1,7 +1,5 @@
 """The socket in a zygote's private directory, to which further controllers connect."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

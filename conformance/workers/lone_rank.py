@@ -6,8 +6,6 @@ Run as a module, this is that process. The pool's ranks end without Python's las
 backend does in them.
 """
 
-from __future__ import annotations
-
 import gc
 import socket
 import sys

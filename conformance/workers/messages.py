@@ -1,7 +1,5 @@
 """The messages between controller, zygote and ranks. They are data: a `Channel` says how they travel."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The warm ranks of one world size: runs one scenario at a time on them, and decides whether to reuse them."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -6,8 +6,6 @@ take ten times as long as running the scenario. The rank prints into a file of i
 the rank fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -5,8 +5,6 @@ the order of a set is then the same on every rank, and is not where a launcher h
 rank that is apart keeps its process, for which the zygote answers, and has hashes and addresses of its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -4,8 +4,6 @@ torch's own pickling would send every tensor through shared memory, which disapp
 fact is a few numbers, so a tensor travels as its bytes, with dtype, shape and strides.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -11,8 +11,6 @@ then kills the ranks and the processes that they started, removes the private di
 is killed, the kernel kills the ranks and branches (`PR_SET_PDEATHSIG`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`python -m workshop site FOLDER`: the site's pages as Markdown, for mkdocs; written pages, and those made here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The definition of DDP by passages, and which requirements each of them defines."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

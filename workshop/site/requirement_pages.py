@@ -1,7 +1,5 @@
 """A page for each requirement, at an address that stays: `requirements/GRAD-01/`."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The GitHub Action's step, run here: what it writes, when it fails, and that action.yml hands it every input."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

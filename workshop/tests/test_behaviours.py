@@ -1,7 +1,5 @@
 """The rows of a complete DDP: each is held by requirements that exist, and its cells say what a run has shown."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A command that cannot run here has its reason in `NOT_HERE`; one that takes long
 so that it ends soon. Both are patterns, and each must match a command: what is no longer documented goes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

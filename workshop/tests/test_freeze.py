@@ -1,7 +1,5 @@
 """`python -m workshop freeze`: it compares and refuses; what it writes is tested beside `conformance.spec.version`."""
 
-from __future__ import annotations
-
 from click.testing import CliRunner
 
 from workshop.__main__ import main

@@ -1,7 +1,5 @@
 """The size of `ddp_impl` is counted as its description says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from workshop.implementation import measure

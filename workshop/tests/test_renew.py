@@ -1,7 +1,5 @@
 """Every generated file of the repository is that of today, and `python -m workshop renew` makes it so."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

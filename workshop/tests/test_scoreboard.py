@@ -1,7 +1,5 @@
 """The scoreboard: what it counts, what it refuses to put side by side, and where it is put."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 from pathlib import Path

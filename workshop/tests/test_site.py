@@ -1,7 +1,5 @@
 """The site's own checks and pictures."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Sequence

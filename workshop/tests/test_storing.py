@@ -1,7 +1,5 @@
 """A run is stored by one command, signed, and the pages of the site show it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several versions of torch: the script with interpreters that only pretend, and the page made of reports by hand."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

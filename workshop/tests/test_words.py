@@ -1,7 +1,5 @@
 """Pages are read: links lead somewhere, requirements have one MUST a sentence, the README is one screen."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

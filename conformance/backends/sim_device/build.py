@@ -1,7 +1,5 @@
 """Compiles the device on first use with the installed C++ compiler, and caches the result."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.machinery

@@ -5,8 +5,6 @@ current stream wait, not the host; a future is complete at once, and its user wa
 device run at once, so the host waits for other ranks when something is ordered after a collective.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """`torch.sim`: the functions of a device's module for torch, its users and the harness."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from functools import cache

@@ -4,8 +4,6 @@ With it one process shows what a DDP itself does among thousands of ranks, witho
 plans and keeps. What the network takes is not in it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

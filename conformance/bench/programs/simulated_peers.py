@@ -1,7 +1,5 @@
 """Program `simulated_peers`: what wrapping and the first steps cost one rank among simulated others."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import time

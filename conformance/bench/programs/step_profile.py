@@ -1,7 +1,5 @@
 """Program `step_profile`: where the time of a step goes, by the functions of the subject's own package."""
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 import sys

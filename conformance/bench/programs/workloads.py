@@ -1,7 +1,5 @@
 """The eager workloads of `ddp-conformance bench`: what is trained, and how."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

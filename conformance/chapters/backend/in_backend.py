@@ -1,7 +1,5 @@
 """How the chapters about backends make their scenarios: many cells in each, and all of them with the same needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, groupby, product

@@ -1,7 +1,5 @@
 """Scenarios of backends that are made where somebody asks for them: other numbers of ranks, more bytes, new calls."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Program `hook_calls`: when the DDP calls a comm hook, what it passes, and what it does with the result."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

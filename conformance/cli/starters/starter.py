@@ -1,7 +1,5 @@
 """Writes a starter: fills the templates of one kind in with a name."""
 
-from __future__ import annotations
-
 import importlib.util
 import keyword
 import re

@@ -1,7 +1,5 @@
 """Recognises wrong arithmetic that is the same for every element: a factor, or a detour through a dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Issues an operation by each of `cell.PATHS`: torch's function, a method of the group or backend, a functional one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

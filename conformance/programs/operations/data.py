@@ -4,8 +4,6 @@ Every element depends on its position, source, target and round, so a block in a
 earlier round shows. Reductions are exact in every dtype and order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Describes each operation: the tensors that a rank passes and gets, their content, and the capability it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """A call that must fail because a rank does not take part, and calls of its kind before it that succeed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

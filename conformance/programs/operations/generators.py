@@ -1,7 +1,5 @@
 """Detects draws from the random generators of the process, which no operation may make."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The groups of a scenario's operations, made at first use."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

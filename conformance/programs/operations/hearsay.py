@@ -3,8 +3,6 @@
 A wait for another rank does not count the time in which that rank waited for a processor.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

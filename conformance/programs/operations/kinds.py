@@ -1,7 +1,5 @@
 """Kinds of tensors in autograd, and modes of torch, which must not affect an operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

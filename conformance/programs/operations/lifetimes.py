@@ -1,7 +1,5 @@
 """How a caller uses the Works of an operation to learn that the result is complete."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

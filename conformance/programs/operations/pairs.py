@@ -1,7 +1,5 @@
 """For each operation, a few fixed cells that cover every compatible pair of values of two axes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Sequences of calls, drawn by a seed: operations after and beside others."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Programs of the smoke ladder about what no requirement asks by itself: a group's names, sparse sums, its end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ An adapter makes a DDP callable like every subject, and adds nothing that the DD
 lacks is unsupported, unless it has its default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

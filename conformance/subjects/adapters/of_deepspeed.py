@@ -1,7 +1,5 @@
 """Adapter of DeepSpeed's engine at ZeRO stage 0, which keeps all state on every rank."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 from unittest.mock import patch

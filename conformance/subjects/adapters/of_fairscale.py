@@ -4,8 +4,6 @@ It reduces each gradient to one rank, its owner. For the comparison with other D
 gradients after every backward that reduces.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Adapters of torch's other data parallelism: `replicate`, and its successor on FSDP2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ torchft's own `Manager` starts servers, and looks for live replicas before every
 scenario's process group, as the manager does without a failure.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

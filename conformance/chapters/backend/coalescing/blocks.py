@@ -1,7 +1,5 @@
 """Programs about the coalescing manager: what goes together, and what state a block leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

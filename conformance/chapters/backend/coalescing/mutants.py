@@ -1,7 +1,5 @@
 """Mutants of chapter coalescing: backends that mind only some of what was put together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scenarios of chapter coalescing: several tensors in one call, and calls that are put together in a block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell

@@ -1,7 +1,5 @@
 """Program `mixed_calls`: a sequence of calls that a number draws, in several groups, some of them under way at once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

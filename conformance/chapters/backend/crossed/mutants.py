@@ -1,7 +1,5 @@
 """Mutants of chapter crossed: backends that are wrong only where several circumstances meet."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -4,8 +4,6 @@
 prints it, and a test compares the two.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Mutants of chapter dtypes: backends that take one dtype for another, or say nothing of what they cannot do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Programs about dtypes that are short or unusual."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

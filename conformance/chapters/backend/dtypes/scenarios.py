@@ -1,7 +1,5 @@
 """Scenarios of chapter dtypes: every dtype in every operation, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, every_cell, of_subgroup

@@ -1,7 +1,5 @@
 """Program `destroyed_groups`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Mutants of chapter failures: backends that take mistaken calls for right ones, or do not get over them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

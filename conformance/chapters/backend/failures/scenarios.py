@@ -1,7 +1,5 @@
 """Scenarios of chapter failures: mistaken calls are refused, and the group works afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid

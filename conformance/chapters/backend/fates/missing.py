@@ -1,7 +1,5 @@
 """Programs about ranks that never come to where all are needed: a new group, a monitored barrier; and about abort."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Mutants of chapter fates: backends that do not get over a peer that is late, or lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta

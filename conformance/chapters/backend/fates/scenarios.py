@@ -1,7 +1,5 @@
 """Scenarios of chapter fates: every operation, called either way, with each fate of a peer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

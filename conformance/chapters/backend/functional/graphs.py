@@ -1,7 +1,5 @@
 """Programs about functional collectives: when they wait, what they leave, and how groups are named."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Mapping

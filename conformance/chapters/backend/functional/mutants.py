@@ -1,7 +1,5 @@
 """Mutants of chapter functional: backends that are right when called one by one, and not from graphs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scenarios of chapter functional: collectives that return new tensors, as compiled graphs call them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell

@@ -1,7 +1,5 @@
 """Programs about tensors that overlap, that send nothing, and that autograd knows of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Program `lazy_tensors`: tensors that mean the negative, or the conjugate, of what lies in their memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

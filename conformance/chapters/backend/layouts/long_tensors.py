@@ -1,7 +1,5 @@
 """Program `long_tensors`: operations on many MiB, with values that are cheap to make and to compare."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Mutants of chapter layouts: backends that mind how long a tensor is, or how it lies in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Scenarios of chapter layouts: every size, shape and place in memory of what an operation reads and writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell, of_subgroup

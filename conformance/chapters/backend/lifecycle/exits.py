@@ -1,7 +1,5 @@
 """Programs about a process of its own for each rank, which ends while its group is there, or begins anew before."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Program `kept_memory`."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

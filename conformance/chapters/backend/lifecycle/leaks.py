@@ -1,7 +1,5 @@
 """Programs about what groups and operations leave behind: threads, descriptors, memory."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Mutants of chapter lifecycle: backends that keep what they should let go, or let go what is needed."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Scenarios of chapter lifecycle: how groups end, and what they leave."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, each_operation

@@ -1,7 +1,5 @@
 """Programs about long messages, many of them, and the memory of what was sent."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What messages from rank to rank hold, and what is wrong with one that came."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

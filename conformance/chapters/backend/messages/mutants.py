@@ -1,7 +1,5 @@
 """Mutants of chapter messages: backends that lose, swap, hold up or mistake messages."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter messages: send and recv, isend and irecv, and batches of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid

@@ -1,7 +1,5 @@
 """Programs about messages that a rank receives from whoever sends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Programs about messages from rank to rank: their order, tags, senders, and batches of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """Programs about objects: collectives of pickled ones, which need nothing but what every backend has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

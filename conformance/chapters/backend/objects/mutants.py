@@ -1,7 +1,5 @@
 """Mutants of chapter objects: backends that lose bytes, or the lengths of what they carry."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

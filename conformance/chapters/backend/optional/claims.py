@@ -1,7 +1,5 @@
 """Program `claims_of_a_backend`: whether what a backend says of itself is so."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutants of chapter optional: backends that are not what they say."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import timedelta
 from types import SimpleNamespace

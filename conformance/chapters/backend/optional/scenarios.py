@@ -1,7 +1,5 @@
 """Scenarios of chapter optional: what a backend says of itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid

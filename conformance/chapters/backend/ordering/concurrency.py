@@ -1,7 +1,5 @@
 """Programs about many operations at once: in flight, in several groups, in several threads, and barriers."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Program `many_numbers`: more operations of one kind than a counter of 16 bits can tell apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mutants of chapter ordering: backends that mix up what is under way at once."""
 
-from __future__ import annotations
-
 import random
 import threading
 from typing import Any

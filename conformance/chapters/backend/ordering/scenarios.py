@@ -1,7 +1,5 @@
 """Scenarios of chapter ordering: many operations at once, and what waits for what."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, each_operation, every_cell

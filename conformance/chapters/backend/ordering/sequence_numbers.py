@@ -1,7 +1,5 @@
 """Program `sequence_numbers`: the numbers by which a group counts its collectives, as tools do that compare ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

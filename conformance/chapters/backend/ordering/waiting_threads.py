@@ -1,7 +1,5 @@
 """Program `calls_beside_a_wait`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

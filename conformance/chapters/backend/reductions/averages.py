@@ -1,7 +1,5 @@
 """Program `average_of_integers`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Mutants of chapter reductions: backends that reduce in another way than they were asked to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scenarios of chapter reductions: each reduction in each operation that reduces, for each dtype that has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup

@@ -1,7 +1,5 @@
 """Program `sums_of_sparse_tensors`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Mutants of chapter refusals: backends that do something else where they should refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scenarios of chapter refusals: each capability, on backends that do not declare it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell

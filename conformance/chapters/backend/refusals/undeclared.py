@@ -1,7 +1,5 @@
 """Program `undeclared_call`: calls that need a capability which the backend does not declare."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta

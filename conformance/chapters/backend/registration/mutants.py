@@ -1,7 +1,5 @@
 """Mutants of chapter registration: backends that take themselves for the only one of their kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

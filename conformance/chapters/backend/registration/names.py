@@ -1,7 +1,5 @@
 """Program `registered_names`: the backend under test, registered with torch under other names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenarios of chapter registration: a backend under names of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid

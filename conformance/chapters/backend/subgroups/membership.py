@@ -1,7 +1,5 @@
 """Programs about groups: who is in them, how ranks are counted, and that each is its own."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """Mutants of chapter subgroups: backends that take a group for the world, or one group for another."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any

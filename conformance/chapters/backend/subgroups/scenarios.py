@@ -1,7 +1,5 @@
 """Scenarios of chapter subgroups: every operation in every kind of group, and what groups know."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell

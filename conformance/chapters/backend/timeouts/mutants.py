@@ -1,7 +1,5 @@
 """Mutants of chapter timeouts: backends that wait too long, or not long enough, or say nothing of it."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

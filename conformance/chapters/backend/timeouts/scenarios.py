@@ -1,7 +1,5 @@
 """Scenarios of chapter timeouts: waits for ranks that never come end, and those for slow ones do not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, tensors_by_turns

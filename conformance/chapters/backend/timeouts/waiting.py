@@ -1,7 +1,5 @@
 """Programs about what becomes of those who wait for a rank that does not come, or comes late."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Mutants of chapter values: backends that put something else into some output."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A program about the bits of sums: the same on all ranks, and the same again."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from itertools import product

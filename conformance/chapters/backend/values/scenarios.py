@@ -1,7 +1,5 @@
 """Scenarios of chapter values: each element of each output of each operation, on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell

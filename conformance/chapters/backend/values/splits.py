@@ -1,7 +1,5 @@
 """Programs `one_sided_splits` and `unlike_parts`: parts of other sizes for other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Programs about Works: what they know before the last rank has come, and that each call has one of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Mutants of chapter works: backends whose Works say what is not so."""
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

@@ -1,7 +1,5 @@
 """Scenarios of chapter works: every way to learn that an operation is done, and what is known before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell
