@@ -204,7 +204,6 @@ def _judge_generated(
 def _judge_definition(
     names: tuple[str, ...], profile: str, chapter: str, sample: int | None, seed: int, swaps: bool, folder: Path
 ) -> None:
-    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
     from conformance.mutants.definition import Judge, ask_all, judge_all, sampled
     from conformance.mutants.swaps import SWAPS, unnoticed
     from conformance.spec.catalogue import load_catalogue

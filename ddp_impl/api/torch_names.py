@@ -13,6 +13,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NoReturn, ParamSpec
 
 import torch
@@ -105,23 +106,6 @@ def _absence(name: str) -> str:
     )
 
 
-class LoggerSurface:
-    """What users call of torch's `ddp.logger`. Statistics are always up to date here, so most of it does nothing."""
-
-    def __init__(self, ddp: TorchSurface) -> None:
-        self._ddp = ddp
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Do nothing."""
-
-    def set_error_and_log(self, error: str) -> None:
-        """Keep `error` for the logging data."""
-        self._ddp.reducer.telemetry.logged(RuntimeError(error))
-
-    def _get_ddp_logging_data(self) -> Any:
-        return self._ddp._get_ddp_logging_data()
-
-
 def _option(name: str, doc: str, read: Callable[[ReducerOptions], Any] | None = None) -> Any:
     """Return the property of a wrapper that shows one of its options, and changes it as `_set_option` allows."""
     read = attrgetter(name) if read is None else read
@@ -172,9 +156,13 @@ class TorchSurface(nn.Module):
     # -- parts of a forward, for subclasses that write their own -------------------------------------------------------
 
     @property
-    def logger(self) -> LoggerSurface:
-        """What torch's class keeps for its logging data."""
-        return LoggerSurface(self)
+    def logger(self) -> Any:
+        """What users call of torch's `ddp.logger`. Statistics are always up to date here."""
+        return SimpleNamespace(
+            set_runtime_stats_and_log=lambda: None,
+            set_error_and_log=lambda error: self.reducer.telemetry.logged(RuntimeError(error)),
+            _get_ddp_logging_data=self._get_ddp_logging_data,
+        )
 
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
         """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""

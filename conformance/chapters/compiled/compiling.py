@@ -18,8 +18,7 @@ from torch import nn
 
 from conformance.errors import ScenarioError
 from conformance.observation import Facts
-from conformance.programs import observing_warnings
-from conformance.programs.rank_context import RankContext
+from conformance.programs import RankContext, observing_warnings
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
