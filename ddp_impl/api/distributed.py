@@ -392,8 +392,8 @@ class DistributedDataParallel(JoinedWrapper):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
-        reducer = self.reducer
-        bound = builtin_hook(comm_hook_type, lambda: reducer.group)
+        reducer: Any = weakref.ref(self.reducer)  # which holds the hook
+        bound = builtin_hook(comm_hook_type, lambda: reducer().group)
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type), bound)
 
     def _claim_comm_hook(self, state: Any, hook: Any, name: str, bound: BoundHook | None) -> None:

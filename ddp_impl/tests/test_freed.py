@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -37,6 +38,8 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[DistributedDataParallel], object
     "static": ({"static_graph": True}, lambda ddp: None),
     "cast": ({"mixed_precision": _MixedPrecision(param_dtype=torch.bfloat16)}, lambda ddp: None),
     "hooked": ({}, _hooked),
+    "built_in": ({}, lambda ddp: ddp._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)),
+    "buffers": ({}, lambda ddp: ddp._register_buffer_comm_hook(None, lambda state, buffers: None)),
     "compiled": ({}, lambda ddp: ddp.compile(backend="eager")),
 }
 
