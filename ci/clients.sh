@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs training scripts as people write them, with torch's DDP and with ddp_impl, and compares what they record. Takes
-# half an hour. Installs the scripts' libraries into a separate environment, because nothing else needs them.
+# Runs training scripts as people write them, with torch's DDP and with ddp_impl, and compares what they record; and
+# trainings of other packages under `parity`. Takes half an hour. Installs the scripts' libraries into a separate
+# environment, because nothing else needs them.
 #
-#     bash ci/clients.sh                          # all of fixtures/scripts/clients
+#     bash ci/clients.sh                          # all of fixtures/scripts
 #     bash ci/clients.sh -k "gan or lightning"    # arguments go to pytest
 #
 # Exits with 1 when a client differs and no documented fault of torch's DDP explains it.
@@ -20,4 +21,4 @@ OWN="$ROOT/.cache/clients"
 if ! "$OWN/bin/python" -c "import torchvision" 2> /dev/null; then
     : > "$("$OWN/bin/python" -c 'import importlib.util as i; print(i.find_spec("torchvision").submodule_search_locations[0])')/_meta_registrations.py"
 fi
-"$OWN/bin/python" -m pytest fixtures/scripts/test_clients.py --verbose "$@"
+"$OWN/bin/python" -m pytest fixtures/scripts --verbose "$@"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 BACKENDS = "ddp_conformance.backends"
 SUBJECTS = "ddp_conformance.subjects"
@@ -24,7 +24,10 @@ class Plugin:
 
 def installed(group: str) -> tuple[Plugin, ...]:
     """Return the entry points that installed packages declare in `group`, sorted by name; imports none of them."""
-    found = {_plugin(group, entry) for entry in entry_points(group=group)}
+    found = set()
+    for entry in entry_points(group=group):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+        found.add(Plugin(group, entry.name, entry.value, package))
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.target)))
 
 
@@ -40,8 +43,3 @@ def target_of(group: str, name: str, error: type[Exception]) -> str:
         candidates = ", ".join(f"{plugin.target} (of {plugin.package})" for plugin in found)
         raise error(f"several installed packages call theirs {name!r}: {candidates}; name one as module:attr")
     return found[0].target if found else ""
-
-
-def _plugin(group: str, entry: EntryPoint) -> Plugin:
-    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
-    return Plugin(group, entry.name, entry.value, package)

@@ -90,12 +90,8 @@ def get_backend(name: str) -> Backend:
     """Return the backend called `name`: `gloo`, `nccl`, an installed package's name, or `module:attr` for any other.
 
     Packages declare backends as entry points of the group `ddp_conformance.backends`, or register one with torch by an
-    entry point of `torch.distributed.backends`; only the named one is imported.
-    This function does not check whether the machine can use it: see `Backend.unavailable`.
-
-    Raises:
-        BackendError: no backend has that name, its module cannot be imported, or the attribute is no `Backend`.
-
+    entry point of `torch.distributed.backends`; only the named one is imported. Raises `BackendError` if there is no
+    such `Backend`, or its module cannot be imported; `Backend.unavailable` tells whether the machine can use it.
     """
     target = BUILT_IN.get(name) or plugins.target_of(plugins.BACKENDS, name, BackendError)
     if not target and (registers := plugins.target_of(plugins.REGISTERED_BACKENDS, name, BackendError)):

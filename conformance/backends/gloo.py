@@ -15,10 +15,6 @@ from conformance.backends.backend import CAPABILITIES, Backend
 LOOPBACK = "lo"
 
 
-def _unavailable() -> str:
-    return "" if dist.is_gloo_available() else "this torch was built without gloo"
-
-
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # the zygote sets it, for several hosts to theirs
@@ -33,7 +29,7 @@ GLOO = Backend(
     device_type="cpu",
     capabilities=CAPABILITIES - {"abort", "float8", "int16", "premul_sum", "streams"},
     max_world_size=lambda: None,
-    unavailable=_unavailable,
+    unavailable=lambda: "" if dist.is_gloo_available() else "this torch was built without gloo",
     device=lambda rank: "cpu",
     create=_create,
 )

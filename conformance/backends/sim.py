@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
@@ -49,14 +50,6 @@ def _create(
     return SimGroup(inner, device, store, serves_hosts=serves_hosts)
 
 
-def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
-    return _create(store, rank, world_size, timeout, late=True)
-
-
-def _create_alone(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
-    return _create(store, rank, world_size, timeout, serves_hosts=False)
-
-
 def _noticed() -> tuple[str, ...]:
     from conformance.backends.sim_device.build import load
     from conformance.backends.sim_device.group import count_anew
@@ -79,5 +72,5 @@ SIM = Backend(
     noticed=_noticed,
     simulated=True,
 )
-SIM_LATE = replace(SIM, name="sim-late", create=_create_late)
-SIM_ALONE = replace(SIM, name="sim-alone", create=_create_alone)
+SIM_LATE = replace(SIM, name="sim-late", create=partial(_create, late=True))
+SIM_ALONE = replace(SIM, name="sim-alone", create=partial(_create, serves_hosts=False))

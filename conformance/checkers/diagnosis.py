@@ -34,12 +34,9 @@ class Diagnosis:
 
 
 def diagnose(
-    name: str,
-    rank: int,
-    expected: Mapping[int, Facts],
-    observed: Mapping[int, Facts],
+    name: str, rank: int, expected: Mapping[int, Facts], observed: Mapping[int, Facts],
     reduced: Mapping[int, int] | None = None,
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Return what fact `name` of `rank` is instead of the expected value; `rank` must have observed it.
 
     `expected` and `observed` hold all ranks' facts. `reduced` maps each step that has a reduction to the elements that
@@ -105,13 +102,9 @@ def _parts(wanted: Any, got: Any) -> dict[str, Any] | None:
 
 
 def _inside(
-    parts: Mapping[str, Any],
-    name: str,
-    rank: int,
-    expected: Mapping[int, Facts],
-    observed: Mapping[int, Facts],
+    parts: Mapping[str, Any], name: str, rank: int, expected: Mapping[int, Facts], observed: Mapping[int, Facts],
     reduced: Mapping[int, int] | None,
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Return the diagnosis of the first part of fact `name` that has one."""
     wanted, got = {}, {}
     for one, facts in observed.items():

@@ -54,14 +54,10 @@ def exercised(evidence: Evidence) -> Finding:
     if idle:
         counts = ", ".join(f"rank {rank}: {count}" for rank, count in idle.items())
         summary = f"fewer collectives than the {least} that the scenario declares ({counts})"
-        return failed("exercised", summary) if _has_wrong_facts(evidence) else harness_error("exercised", summary)
+        observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
+        is_wrong = evidence.expected is not None and wrong_facts(evidence.expected, observed)
+        return failed("exercised", summary) if is_wrong else harness_error("exercised", summary)
     return passed("exercised", f"{sum(len(observation.history) for observation in evidence.by_rank)} collective(s)")
-
-
-def _has_wrong_facts(evidence: Evidence) -> bool:
-    """Whether the subject is wrong, so that it is the subject that did not communicate."""
-    observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
-    return evidence.expected is not None and bool(wrong_facts(evidence.expected, observed))
 
 
 def _fired_in_vain(faults: tuple[Fault, ...], observation: Observation) -> bool:

@@ -84,7 +84,7 @@ def one_order(evidence: Evidence) -> Finding | None:
 
 
 def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
-    for group in _groups(evidence):
+    for group in dict.fromkeys(collective.group for one in evidence.by_rank for collective in one.history):
         histories = by_member({one.rank: one.history for one in evidence.by_rank}, group)
         if found := _first_mismatch(histories, whole):
             (one, mine), (other, theirs) = found
@@ -212,10 +212,6 @@ def no_broadcast_in_forward(evidence: Evidence) -> Finding:
     )  # fmt: skip
 
 
-def _groups(evidence: Evidence) -> list[str]:
-    return list(dict.fromkeys(collective.group for one in evidence.by_rank for collective in one.history))
-
-
 def _matching(collective: Collective) -> tuple[object, ...]:
     numel = -1 if collective.op.startswith("all_to_all") else collective.numel
     return (collective.op, numel, collective.dtypes, collective.reduce_op, collective.root)
@@ -306,13 +302,10 @@ def _each_step_alike(
         for step, found in later.items():
             if measure(found) != measure(later[first]):
                 summary = f"rank {one.rank}: the {what} changed between step {first} and step {step}"
-                lets = [f"{label} = rank {one.rank}, step {number}: {_listed(later[number])}"
+                buckets = {number: ", ".join(each.describe() for each in later[number]) for number in (first, step)}
+                lets = [f"{label} = rank {one.rank}, step {number}: {buckets[number]}"
                         for label, number in (("A", first), ("B", step))]  # fmt: skip
                 return failed(name, summary, let_then(lets, [f"A and B differ in the {what}."]))
     if not fewest or fewest < 2:
         return unknown(name, "fewer than two steps after the first reduced gradients")
     return passed(name)
-
-
-def _listed(collectives: Sequence[Collective]) -> str:
-    return ", ".join(one.describe() for one in collectives)

@@ -116,6 +116,8 @@ def command(
 
     `ddp-conformance run --bench` writes these ratios into the run's report, with `--profile backend` the backend's.
     """
+    say(f"Timing {ddp} beside torch's DDP over {backend} ...", err=True)  # at once: torch is imported next
+
     from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
     from conformance.bench.programs.workloads import WORKLOADS, is_workload
     from conformance.workers.finder import find_backend, find_subject

@@ -89,6 +89,8 @@ def command(
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
     --definition or --generated, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
     """
+    say("Loading mutants ...", err=True)  # at once: torch is imported next
+
     from conformance.backends.gloo import GLOO
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detected import made_by_all, written
@@ -202,7 +204,6 @@ def _judge_generated(
 def _judge_definition(
     names: tuple[str, ...], profile: str, chapter: str, sample: int | None, seed: int, swaps: bool, folder: Path
 ) -> None:
-    """Judge mutants of the definition, or swaps, by the scenarios of a profile and chapter."""
     from conformance.mutants.definition import Judge, ask_all, judge_all, sampled
     from conformance.mutants.swaps import SWAPS, unnoticed
     from conformance.spec.catalogue import load_catalogue

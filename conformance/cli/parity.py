@@ -100,7 +100,10 @@ def _print(report: Report, ranks: int) -> None:
 
 def _resolve(name: str) -> object:
     module, _, attribute = name.partition(":")
+    module = module.removesuffix(".py").removeprefix("./").replace("/", ".")  # as a shell completes it
     try:
+        if module.startswith("."):
+            raise ValueError("call it from the folder in which the module lies")
         found = importlib.import_module(module)
         if attribute and not hasattr(found, attribute) and importlib.util.find_spec(f"{module}.{attribute}"):
             return importlib.import_module(f"{module}.{attribute}")

@@ -62,6 +62,8 @@ def command(
 
     Exits with 0 when the DDP passes every test that torch's passes, 1 when it does not, and 2 for a usage error.
     """
+    say("Looking for torch's tests ...", err=True)  # at once: torch is imported next
+
     from conformance.run.environment import capture_environment
     from conformance.subjects.subject import KNOWN
     from conformance.upstream.comparison import compare

@@ -104,7 +104,8 @@ def draw(
         return _drawn(choose, world_sizes, must, tame=not must and choose((True, False)))
     for _ in range(_MOST_DRAWN):
         scenario = _drawn(choose, world_sizes, must, tame=True, special=special)
-        if features(scenario).issuperset(must) and _can_be_judged(scenario):
+        is_exact = not Training.of(scenario).precision or may_be_in_halves([scenario.world_size])
+        if features(scenario).issuperset(must) and is_exact and not not_judged(Training.of(scenario), scenario.options):
             return scenario
     raise AssertionError(f"the grammar drew nothing with {must} that can be judged")
 
@@ -134,12 +135,6 @@ def with_containers(scenario: Scenario, choose: Choose) -> Scenario:
     return renamed(scenario.replace(arguments=training.to_json()))
 
 
-def _can_be_judged(scenario: Scenario) -> bool:
-    training = Training.of(scenario)
-    is_exact = not training.precision or may_be_in_halves([scenario.world_size])
-    return is_exact and not not_judged(training, scenario.options)
-
-
 def _drawn(
     choose: Choose, world_sizes: Sequence[int], must: tuple[str, ...], *, tame: bool, special: Special = ""
 ) -> Scenario:
@@ -149,6 +144,7 @@ def _drawn(
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
     if "around autocast" in must and not may_be_in_halves([world_size]):
         world_size = choose([one for one in world_sizes if may_be_in_halves([one])])
+    arounds = [around for around in AROUND if around != "autocast" or may_be_in_halves([world_size])]
     training = Training(
         blocks=blocks,
         output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame or joins else OUTPUTS),
@@ -156,7 +152,7 @@ def _drawn(
         idle=_one_of("idle", IDLE, choose, must),
         comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
         delays="delayed blocks" in must or choose((False,) * 9 + (True,)),
-        around=_one_of("around", _around(world_size), choose, must),
+        around=_one_of("around", arounds, choose, must),
     )
     if special == "company" or (special and choose((False,) * 4 + (True,))):
         training = in_company(training, choose, must)
@@ -250,10 +246,6 @@ def _one_of(what: str, values: Sequence[str], choose: Choose, must: tuple[str, .
     return choose(("",) * 4 * len(values) + tuple(values))
 
 
-def _around(world_size: int) -> Sequence[str]:
-    return [around for around in AROUND if around != "autocast" or may_be_in_halves([world_size])]
-
-
 def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, special: bool) -> tuple[Block, ...]:
     """Draw blocks that share the features in `must`, so that the training stays small."""
     kinds = [feature.removeprefix("block ") for feature in must if feature.startswith("block ")]
@@ -285,7 +277,8 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, special: bool) ->
 
 def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
-    drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
+    kinds = _TAME_ACTIONS if tame else _ACTIONS
+    drawn = [Action(*choose(kinds), choose(range(num_blocks))) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
     if "option static_graph=True" in must:  # excludes actions that depend on the rank
         drawn = [action for action in drawn if action.how != "rank_0" and action.kind not in ("freeze", "join")]
     if special and any("static_graph" in feature for feature in must):
@@ -313,11 +306,6 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, n
 _LEAVE_THE_GRAPH = {"zero_grad", "step", "gradients", "relayout"}
 #: Actions without effect unless a forward precedes them.
 _NEED_FORWARD = {"backward", "autograd_grad"}
-
-
-def _action(choose: Choose, tame: bool, num_blocks: int) -> Action:
-    kind, how = choose(_TAME_ACTIONS if tame else _ACTIONS)
-    return Action(kind, how, choose(range(num_blocks)))
 
 
 def _options(choose: Choose, must: tuple[str, ...]) -> dict[str, object]:

@@ -20,9 +20,7 @@ from conformance.composed.trainee import JOIN_TURNS, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.errors import instance
 from conformance.observation import Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, program
 from conformance.truth.difference import Difference, difference
 from conformance.truth.expected import AnyOf, Raises
 
@@ -134,9 +132,6 @@ def observed_names(training: Training) -> list[str]:
     """Return the names of the facts of `training`, in their order."""
     acts = [f"{index}.{action.kind}" for index, action in enumerate(training.all_actions) if action.kind in OBSERVED]
     return [CONSTRUCTED, *acts, AT_THE_END]
-
-
-composed.expects(truth_of)
 
 
 def _idle_forwards_may_require_gradients(ctx: RankContext, trainee: Trainee, end: Mapping[str, Any]) -> Any:

@@ -14,18 +14,6 @@ from conformance.composed.modules import Where, rows_of
 _Given = Mapping[str, Tensor]
 
 
-def _grad(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
-    return torch.func.grad(lambda rows: call(rows).sum())(inputs)
-
-
-def _jvp(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
-    return torch.func.jvp(call, (inputs,), (inputs,))[1]
-
-
-def _vmap(call: Callable[[Tensor], Tensor], inputs: Tensor) -> Any:
-    return torch.func.vmap(call)(inputs)
-
-
 def _of_rows(transform: Callable[[Callable[[Tensor], Tensor], Tensor], Any], model: Any, inputs: Tensor,
              where: Where) -> _Given:  # fmt: skip
     given = transform(lambda rows: rows_of(model(rows, where=where)), inputs)
@@ -44,8 +32,8 @@ def _of_stand_ins(model: Any, inputs: Tensor, where: Where) -> _Given:
 
 #: Functions of the model, rows and the place of the forward; each returns facts by name.
 TRANSFORMS: Mapping[str, Callable[[Any, Tensor, Where], _Given]] = {
-    "grad": partial(_of_rows, _grad),
-    "jvp": partial(_of_rows, _jvp),
-    "vmap": partial(_of_rows, _vmap),
+    "grad": partial(_of_rows, lambda call, inputs: torch.func.grad(lambda rows: call(rows).sum())(inputs)),
+    "jvp": partial(_of_rows, lambda call, inputs: torch.func.jvp(call, (inputs,), (inputs,))[1]),
+    "vmap": partial(_of_rows, lambda call, inputs: torch.func.vmap(call)(inputs)),
     "stand_ins": _of_stand_ins,
 }

@@ -47,11 +47,11 @@ class Batch:
         self.device = device
         self._generator = torch.Generator().manual_seed(mixed_seed("batch", seed, rank, step, micro))
 
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return standard normal values of `shape`, of `dtype` or else the scenario's."""
-        dtype = dtype or self.dtype
-        drawn = torch.float64 if dtype == torch.float64 else torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(*shape, generator=self._generator, dtype=drawn).to(self.device, dtype)
+    def normal(self, *shape: int) -> Tensor:
+        """Return standard normal values of `shape`, of the scenario's dtype."""
+        kind = torch.complex64 if self.dtype.is_complex else torch.float32
+        drawn = torch.float64 if self.dtype == torch.float64 else kind
+        return torch.randn(*shape, generator=self._generator, dtype=drawn).to(self.device, self.dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Return integers (int64) in [0, high) of `shape`."""

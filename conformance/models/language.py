@@ -37,11 +37,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A small GPT: size x length characters (length <= 32) to size x length x alphabet logits."""
 
-    def __init__(self, *, alphabet: int, width: int = 32, depth: int = 2, num_heads: int = 4) -> None:
+    def __init__(self, *, alphabet: int, width: int = 32, depth: int = 2) -> None:
         super().__init__()
         self.characters = nn.Embedding(alphabet, width)
         self.positions = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, alphabet, bias=False)
 

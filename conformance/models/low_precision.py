@@ -24,10 +24,8 @@ _LIMIT = 10
 class Precision(_MixedPrecision):
     """torch's configuration, and two settings that torch plans.
 
-    Attributes:
-        cast_forward_inputs: whether inputs of the wrapper are cast to `param_dtype`.
-        full_precision_modules: types of modules that compute in full precision all the same.
-
+    With `cast_forward_inputs` inputs of the wrapper are cast to `param_dtype`. Modules of the types
+    `full_precision_modules` compute in full precision.
     """
 
     cast_forward_inputs: bool = True

@@ -67,7 +67,7 @@ def _text_task() -> Task:
     inputs = characters[:length].view(num_excerpts, CONTEXT)
     following = characters[1 : length + 1].view(num_excerpts, CONTEXT)
     training, test = _split(inputs, following)
-    return Task("text", training, test, text_loss, "test_loss", _test_loss)
+    return Task("text", training, test, text_loss, "test_loss", lambda *given: float(text_loss(*given)))
 
 
 def _classification_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -77,7 +77,3 @@ def _classification_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Te
 def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     correct = model(images).argmax(1) == labels
     return int(correct.sum()) / len(labels)
-
-
-def _test_loss(model: nn.Module, characters: Tensor, following: Tensor) -> float:
-    return float(text_loss(model, characters, following))

@@ -48,7 +48,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return what became of it, and what it is."""
-        fate = f"survives {self.num_asked} of the {self.num_reaching} scenarios that reach it"
+        fate = f"survives {self.num_asked} scenarios; {self.num_reaching} are known to reach it"
         if self.killed_by:
             called = "called equivalent, and " if self.equivalent else ""
             fate = f"{called}killed by {self.killed_by} ({', '.join(self.by_facts)})"

@@ -36,7 +36,7 @@ from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: A mutant that ranks have not killed in so many CPU seconds survives; one called equivalent is asked less.
-_MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 20.0, 2.0
+_MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 8.0, 2.0
 #: No mistake is made in tests, nor in what runs before ranks do.
 _LEFT_OUT = ("tests", "startup", "__main__")
 _MADE = with_mistake.__module__
@@ -103,6 +103,7 @@ class Campaign:
         known = {one.mistake: one for one in read(file, Verdict)}
         for mistake in filter(known.__contains__, mistakes):
             take(known[mistake])
+            self._kills[known[mistake].killed_by] += 1
 
         def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
             with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
@@ -130,11 +131,11 @@ class Campaign:
         return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
 
     def _in_turn(self, reaching: Sequence[Asked]) -> Iterator[str]:
-        """Yield what to ask: those traced, former killers first, then others of their requirements, in turn."""
+        """Yield what to ask: what reaches it, former killers first; then others of their requirements, or of all."""
         first = sorted(reaching, key=lambda one: -self._kills[one.id])
         yield from (one.id for one in first)
         asked = {one.id for one in self._asked}
-        requirements = {name for one in first for name in self._scenarios[one.id].requirements}
+        requirements = {name for one in first or self._asked for name in self._scenarios[one.id].requirements}
         others = (one for id_, one in self._scenarios.items() if id_ not in asked)
         num_of: Counter[str] = Counter()
         turns: list[tuple[int, str]] = []

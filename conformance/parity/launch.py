@@ -32,7 +32,6 @@ from conformance.backends.backend import Backend
 from conformance.backends.gloo import GLOO
 from conformance.parity.random_state import seed_all
 from conformance.parity.training import ParityError
-from conformance.recorder.group import init_process_group
 
 T = TypeVar("T")
 _POLL_S, _GRACE_S = 0.1, 2.0  # the grace is the others' time to notice that a rank has raised
@@ -149,11 +148,9 @@ def _run(
         os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store, timeout = FileStore(str(own.folder / "store"), ranks), timedelta(seconds=total_s)
-        place: dict[str, Any] = {"store": store, "rank": own.number, "world_size": ranks, "timeout": timeout}
-        if backend.name in dist.Backend.backend_list:
-            dist.init_process_group(backend.name, **place)
-        else:
-            init_process_group(backend, None, **place)
+        if backend.name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(backend.name, backend.create, devices=[backend.device_type])
+        dist.init_process_group(backend.name, store=store, rank=own.number, world_size=ranks, timeout=timeout)
         seed_all(0)
         own.keep("result", pickle.dumps(function(own.number)))
         os.write(report, b".")

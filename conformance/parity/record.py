@@ -191,10 +191,24 @@ class _Recorder(contextlib.ExitStack):
             if parameters[name].grad is not gradient or gradient._version != version:
                 self._stale.add(name)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self._depth += 1
         if self._depth > 1:  # an optimizer within another, as ZeRO has it
-            return
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return self._see_step(optimizer)
+        unseen = [optimizer]
+
+        def seen() -> Any:  # a closure makes the gradients; some optimizers call it again
+            loss = closure()
+            while unseen:
+                self._see_step(unseen.pop())
+            return loss
+
+        return args[:1], {**kwargs, "closure": seen}
+
+    def _see_step(self, optimizer: torch.optim.Optimizer) -> None:
         label = self._label(optimizer)
         again = f" (its step {self._steps[label] + 1})" if self._steps[label] else ""
         self._steps[label] += 1

@@ -80,13 +80,15 @@ class Training:
             return _unwrapped(module) if wrap is None else wrap(module)
 
         made = self.make(wrapped) if takes(self.make, "wrap") else self.make()
-        if isinstance(made, nn.Module) and not takes(self.make, "wrap"):
+        alone = isinstance(made, nn.Module) and not takes(self.make, "wrap")
+        if alone:
             model = wrapped(made)
             made = (model, torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE))
         if made is None:
             raise ParityError("make returned None: expected a module, or a tuple with all that train_step needs.")
         values = made if isinstance(made, tuple) else (made,)
-        form = f"a function of {', '.join(type(value).__name__ for value in values)} and a batch"
+        added = " (added, since make returns a module alone, no tuple)" if alone else ""
+        form = f"a function of {', '.join(type(value).__name__ for value in values)}{added} and a batch"
         bound = _check_call("train_step", self.train_step, form, *values, None)
         names = list(bound.arguments)[:-1] if bound else []
         if len(names) != len(values):  # it takes them as *arguments

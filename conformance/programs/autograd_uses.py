@@ -18,10 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
@@ -354,7 +351,3 @@ def _run(ctx: RankContext, use: Use) -> None:
     observe_run(
         ctx, lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps), refusal=use.refusal
     )
-
-
-autograd_use.expects(truth_of)
-refusable_use.expects(truth_of)

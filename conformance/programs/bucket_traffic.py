@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,8 @@ from conformance.errors import ScenarioError, certain
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective, Facts, Unmeasured
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies, at_least, at_most
 
@@ -84,10 +81,6 @@ def _turning_step(model: Any, turn: RankStep) -> None:
     _step(model, turn)
 
 
-def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
-    return _turning_step if scenario.arguments.get("turns") else _step
-
-
 def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
 
@@ -118,7 +111,7 @@ def bucket_traffic(ctx: RankContext) -> None:
 
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
-        _step_of(ctx.scenario)(model, turn)
+        (_turning_step if ctx.arguments.get("turns") else _step)(model, turn)
         collectives, issued = _of_step(ctx.collectives(), turn.step), seen["issued_before_last"]
         traffic = _traffic(collectives)
         traffic |= {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
@@ -200,16 +193,16 @@ def filled_buckets(sizes_bytes: Iterable[int], caps_bytes: Sequence[int]) -> lis
     return buckets + [filled] * (filled > 0)
 
 
-bucket_traffic.expects(truth_of)
-
-
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
     judge, elements = scenario.arguments["judge"], _elements(scenario)
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
     facts: dict[str, Any] = {}
     if "first" in judge:
-        facts["step0/buckets"] = _one_per_dtype(elements)
+        sizes = sorted(elements.values())
+        facts["step0/buckets"] = Satisfies(
+            f"one collective per dtype, of {sizes} elements", _are_in_some_order, (sizes,)
+        )
         facts["step0/issued_before_last"] = 0
     if "later" in judge:
         facts |= {f"step{index}/buckets": _filled(scenario) for index in range(1, NUM_STEPS)}
@@ -223,11 +216,6 @@ def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
         if "full_overlap" in judge and index:
             facts[f"step{index}/issued_late"] = at_most(1)
     return facts
-
-
-def _one_per_dtype(elements: Mapping[str, int]) -> Satisfies:
-    sizes = sorted(elements.values())
-    return Satisfies(f"one collective per dtype, of {sizes} elements", _are_in_some_order, (sizes,))
 
 
 def _are_in_some_order(got: list[int], sizes: list[int]) -> bool:

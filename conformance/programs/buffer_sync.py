@@ -9,17 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 from conformance.truth.replicas import broadcasts_buffers
@@ -113,15 +109,13 @@ def buffer_sync(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-buffer_sync.expects(truth_of)
-
-
 @program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def due_buffers(ctx: RankContext) -> None:
     """Run `_Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
 
-    A backward follows, except for `no_grad`. Argument `mode` is `train` or `eval`. Observes for each forward
-    `<k>.<kind>/seen/<name>`, the buffers that it found. All ranks run it.
+    A backward follows, except for `no_grad`. Argument `mode` is `train` or `eval`; with `registers_later` the module
+    has no buffers. Observes for each forward `<k>.<kind>/seen/<name>`, the buffers that it found, and with argument
+    `asks` `<k>.<kind>/will_sync`, what the wrapper announced before the forward. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
     model: Any = ctx.wrap(module)
@@ -129,6 +123,8 @@ def due_buffers(ctx: RankContext) -> None:
     for index, kind in enumerate(ctx.arguments["forwards"]):
         with ctx.no_sync(model) if kind == "local" else contextlib.nullcontext():
             turn = rank_step(ctx, index)
+            if ctx.arguments.get("asks"):
+                ctx.observe(f"{index}.{kind}/will_sync", model.will_sync_module_buffers())
             if kind == "no_grad":
                 with torch.no_grad():
                     turn.forward(model, turn.inputs(4, 3))
@@ -140,67 +136,19 @@ def due_buffers(ctx: RankContext) -> None:
 
 @due_buffers.expects
 def _due_buffers(scenario: Scenario) -> Mapping[int, Facts]:
+    given = scenario.arguments
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    due = True
-    for index, kind in enumerate(scenario.arguments["forwards"]):
-        for name, _ in _Drifting(0, replaces=False).named_buffers():
-            for rank, mine in facts.items():
-                written = name.split(".")[-1], 0 if due else rank, index - 1 if index else "start"
+    buffers = dict(_drifting(scenario, 0).named_buffers())
+    may = due = broadcasts_buffers(scenario.options) and bool(buffers)
+    for index, kind in enumerate(given["forwards"]):
+        for rank, mine in facts.items():
+            if given.get("asks"):
+                mine[f"{index}.{kind}/will_sync"] = due
+            for name in buffers:
+                written = name.split(".")[-1], *((0 if due else rank, index - 1) if index else (0, "start"))
                 mine[f"{index}.{kind}/seen/{name}"] = buffer_value(*written)
-        due = kind == "synchronised"
+        due = may and kind == "synchronised"
     return facts
-
-
-#: Whether each forward of `announced_buffers` is outside `no_sync`.
-_OUTSIDE = (True, False, False, True, True)
-
-
-class _Seeing(nn.Module):
-    """A layer that notes the values of its buffers in each forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.seen: list[Tensor] = []
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen = [buffer.clone() for buffer in self.buffers()]
-        return self.layer(inputs)
-
-
-@program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
-def announced_buffers(ctx: RankContext) -> None:
-    """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
-
-    With argument `none` the module has no buffer; otherwise every rank writes its own value before each forward, and a
-    forward that finds another value on any rank has synchronised it. Observes `untrue`, the forwards that did not do
-    what the wrapper announced, and `any`, whether any of them synchronised buffers. All ranks run it.
-    """
-    module: Any = _Seeing()
-    if not ctx.arguments.get("none"):
-        module.register_buffer("table", torch.ones(3))
-    model: Any = ctx.wrap(module.to(ctx.device))
-    untrue, any_at_all = [], False
-    for index, outside in enumerate(_OUTSIDE):
-        for buffer in module.buffers():
-            buffer.fill_(ctx.rank)
-        with contextlib.nullcontext() if outside else ctx.no_sync(model):
-            says = model.will_sync_module_buffers()
-            _ordinary(model, rank_step(ctx, index))
-        others = torch.tensor([float(any((seen != ctx.rank).any() for seen in module.seen))], device=ctx.device)
-        dist.all_reduce(others, group=ctx.process_group)
-        does = bool(others.item())
-        any_at_all |= does
-        if says != does:
-            untrue.append({"forward": index, "says": says, "does": does})
-    ctx.observe("untrue", untrue)
-    ctx.observe("any", any_at_all)
-
-
-@announced_buffers.expects
-def _announced_buffers(scenario: Scenario) -> Mapping[int, Facts]:
-    any_at_all = broadcasts_buffers(scenario.options) and not scenario.arguments.get("none")
-    return {rank: {"untrue": [], "any": any_at_all} for rank in range(scenario.world_size)}
 
 
 def _several_forwards(num_forwards: int, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
@@ -220,9 +168,6 @@ def saved_buffer(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
 
 
-saved_buffer.expects(truth_of)
-
-
 @program("forwards_before_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def forwards_before_backward(ctx: RankContext) -> None:
     """Run argument `forwards` forwards of the scenario's model and one backward from the summed losses, in each step.
@@ -239,9 +184,6 @@ def forwards_before_backward(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/loss", loss)
         ctx.observe_gradients(f"step{index}", module)
         ctx.observe_buffers(f"step{index}", module)
-
-
-forwards_before_backward.expects(truth_of)
 
 
 @program("silent_forward", invariants=("same_collectives", "leaves_no_trace"))
@@ -292,6 +234,3 @@ def evaluation(ctx: RankContext) -> None:
         loss = ctx.fixture.loss(model, ctx.scenario, rank=0, step=9, micro=0, device=ctx.device)
     ctx.observe("output", loss)
     ctx.observe_buffers("final", module)
-
-
-evaluation.expects(truth_of)

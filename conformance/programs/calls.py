@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import run_steps
+from conformance.programs import RankContext, program, run_steps
 
 WIDTH = 3
 
@@ -138,7 +135,8 @@ class Receiver(nn.Module):
         """Return rows of 2, to which every tensor argument contributes by a factor of its own."""
         self.received = {"first": first, "second": second, "further": further, "named": named, "others": others}
         hidden = torch.ones(2, WIDTH, device=self.layer.weight.device)
-        for factor, tensor in enumerate(_tensors(self.received), 1):
+        tensors = (part for part in parts(self.received) if isinstance(part, Tensor))
+        for factor, tensor in enumerate(tensors, 1):
             hidden = hidden + factor * tensor
         return self.layer(hidden)
 
@@ -160,10 +158,6 @@ def parts(value: Any) -> Iterator[Any]:
         inner.append(value.default_factory)
     for item in inner:
         yield from parts(item)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in parts(value) if isinstance(part, Tensor)]
 
 
 def _identity(part: Any) -> int:
@@ -232,6 +226,3 @@ def calls(ctx: RankContext) -> None:
     for name, value in run_steps(ctx, module, ctx.wrap(module), step, num_steps).items():
         if name.partition("/")[2].startswith(JUDGED[ctx.arguments["judge"]]):
             ctx.observe(name, value)
-
-
-calls.expects(truth_of)

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_or_refused, rank_step
+from conformance.programs import RankContext, observe_or_refused, program, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises, Satisfies
 from conformance.truth.steps import gradients
@@ -67,9 +64,6 @@ def exception_in_backward(ctx: RankContext) -> None:
         return gradients("step2", module)
 
     observe_or_refused(ctx, "outcome", train, refusal)
-
-
-exception_in_backward.expects(truth_of)
 
 
 @program("replaced_parameter", invariants=("leaves_no_trace",))

@@ -44,7 +44,7 @@ def judged(
                     ctx.observe(trial, tried(ctx, trial, range(ctx.world_size), found[trial]))
 
         body.__doc__ = trials.__doc__
-        registered = program(name, invariants=(), speaks_for=speaks_for, without_ddp=True)(body)
+        registered = program(name, invariants=(), speaks_for=speaks_for or {}, without_ddp=True)(body)
 
         def expected(scenario: Scenario) -> Mapping[int, Facts]:
             return {rank: dict.fromkeys(chosen(scenario), Right()) for rank in range(scenario.world_size)}

@@ -184,15 +184,9 @@ class _Written:
 
 class _Trial:
     def __init__(
-        self,
-        ctx: RankContext,
-        cell: Cell,
-        groups: Groups,
-        group: Any,
-        neighbour: Any,
-        changed: dict[str, str],
+        self, ctx: RankContext, cell: Cell, groups: Groups, group: Any, neighbour: Any, changed: dict[str, str],
         patience: Patience,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._patience = patience
         self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
         self._groups, self._device, self._changed = groups, ctx.device, changed

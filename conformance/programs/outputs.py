@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -145,11 +142,6 @@ class _TwoOutputs(nn.Module):
         return self.structure.build(self.first(inputs), self.second(inputs), marker)
 
 
-def _build(scenario: Scenario) -> nn.Module:
-    structure = STRUCTURES[scenario.arguments["structure"]]
-    return with_integer_weights(_TwoOutputs(structure, spare=bool(scenario.arguments.get("spare"))), scenario.seed)
-
-
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
     structure = STRUCTURES[scenario.arguments["structure"]]
     marker, extra = _Marker(), {"deep": [_Marker()]}
@@ -189,10 +181,7 @@ def outputs(ctx: RankContext) -> None:
 
 
 def _run(ctx: RankContext, refusal: Raises | None = None) -> None:
-    module = _build(ctx.scenario).to(ctx.device)
+    built = _TwoOutputs(STRUCTURES[ctx.arguments["structure"]], spare=bool(ctx.arguments.get("spare")))
+    module = with_integer_weights(built, ctx.scenario.seed).to(ctx.device)
     step = partial(_step, ctx.scenario)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
-
-
-outputs.expects(truth_of)
-opaque_output.expects(truth_of)

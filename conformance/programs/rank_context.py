@@ -50,22 +50,12 @@ class RankContext:
     """One rank's view of one scenario. Programs use nothing else of the harness."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        *,
-        rank: int,
-        device: torch.device,
-        process_group: dist.ProcessGroup,
-        fixture: ModelFixture,
-        wrap: Wrap,
-        wrap_named: Callable[[str], Wrap] | None = None,
-        listeners: tuple[PhaseListener, ...] = (),
-        history: Callable[[], tuple[Collective, ...]] = tuple,
-        in_flight: Callable[[int], int] = lambda among: 0,
-        takes: Callable[[str], bool] = lambda option: True,
-        declared: frozenset[str] = frozenset(),
-        lone_rank: Callable[[Path, int], list[str]] | None = None,
-    ) -> None:
+        self, scenario: Scenario, *, rank: int, device: torch.device, process_group: dist.ProcessGroup,
+        fixture: ModelFixture, wrap: Wrap, wrap_named: Callable[[str], Wrap] | None = None,
+        listeners: tuple[PhaseListener, ...] = (), history: Callable[[], tuple[Collective, ...]] = tuple,
+        in_flight: Callable[[int], int] = lambda among: 0, takes: Callable[[str], bool] = lambda option: True,
+        declared: frozenset[str] = frozenset(), lone_rank: Callable[[Path, int], list[str]] | None = None,
+    ) -> None:  # fmt: skip
         """Bind a scenario to a rank; only the harness calls it.
 
         `history` and `in_flight` are the recorder's; `declared` are the capabilities that the backend declares.

@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conformance.errors import ScenarioError, certain, hint
 
@@ -66,23 +66,12 @@ class Program:
         return expectation
 
 
-def program(
-    name: str,
-    *,
-    invariants: tuple[str, ...] = ("same_collectives",),
-    native_facts: tuple[str, ...] = (),
-    preload: tuple[str, ...] = (),
-    speaks_for: Mapping[str, tuple[str, ...]] | None = None,
-    without_ddp: bool = False,
-    expectation: Expectation | None = None,
-) -> Callable[[Body], Program]:
-    """Register the decorated function as program `name`; `Program` explains the other arguments."""
+def program(name: str, **settings: Any) -> Callable[[Body], Program]:
+    """Register the decorated function as program `name`; `settings` are further fields of `Program`."""
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(
-            name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp, expectation
-        )
+        _PROGRAMS[name] = Program(name, body, **settings)
         return _PROGRAMS[name]
 
     return register

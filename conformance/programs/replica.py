@@ -29,11 +29,8 @@ async def expect(
 ) -> Mapping[int, Facts]:
     """Have a replica compute what the ranks of `scenario` must observe; compute it here if the program has no DDP.
 
-    `observe` runs a scenario on ranks on which no subject ever runs.
-
-    Raises:
-        ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
-
+    `observe` runs a scenario on ranks on which no subject ever runs. Raises `ReplicaError`, with a traceback if any,
+    if the replica did not return.
     """
     program = get_program(scenario.program)
     if program.without_ddp:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import nn, optim
 
 from conformance.models.optimizers import sgd
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
+from conformance.programs import RankContext, program
 from conformance.scenario import Step
 
 
@@ -30,9 +28,6 @@ def train(ctx: RankContext) -> None:
         run_step(ctx, model, module, optimizer, index, step)
     ctx.observe_parameters("final", module)
     ctx.observe_buffers("final", module)
-
-
-train.expects(truth_of)
 
 
 def run_step(

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Raised, Unmeasured
+from conformance.programs import RankContext, program, rank_step
 from conformance.programs.gradient_traffic import elements_of, other_means
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
 from conformance.truth.steps import gradients
@@ -59,15 +56,6 @@ def _build(scenario: Scenario) -> nn.Module:
     return with_integer_weights(Switched(), scenario.seed)
 
 
-def _backward(model: nn.Module, turn: RankStep, uses: Sequence[str]) -> None:
-    turn.backward(turn.loss(torch.stack(turn.forward(model, turn.inputs(4, 3), uses))))
-
-
-def _optimizer(module: nn.Module) -> torch.optim.Optimizer:
-    # Powers of two: a fused multiply-add rounds like two operations.
-    return torch.optim.SGD(module.parameters(), lr=0.25, momentum=0.5, weight_decay=0.125)
-
-
 @program("unused_parameters", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def unused_parameters(ctx: RankContext) -> None:
     """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
@@ -80,13 +68,16 @@ def unused_parameters(ctx: RankContext) -> None:
     fewer = Satisfies(f"more than 0 and fewer than {num_elements} elements", _is_some_of, (num_elements,))
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
-    optimizer = _optimizer(module) if ctx.arguments.get("optimizer") else None
+    optimizer = None
+    if ctx.arguments.get("optimizer"):  # powers of two: a fused multiply-add rounds like two operations
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.25, momentum=0.5, weight_decay=0.125)
     zero_grad = ctx.arguments.get("zero_grad", "none")
     for index, uses in enumerate(_uses(ctx.scenario, ctx.rank)):
         if zero_grad != "keep":
             module.zero_grad(set_to_none=zero_grad == "none")
         before = len(ctx.collectives())
-        _backward(model, rank_step(ctx, index), uses)
+        turn = rank_step(ctx, index)
+        turn.backward(turn.loss(torch.stack(turn.forward(model, turn.inputs(4, 3), uses))))
         issued = ctx.collectives()[before:]
         means = other_means(issued, ctx.world_size)
         if ctx.arguments.get("saves_traffic") and index >= 2:
@@ -97,9 +88,6 @@ def unused_parameters(ctx: RankContext) -> None:
             with ctx.phase("optimizer", index):
                 optimizer.step()
         ctx.observe_parameters(f"step{index}", module)
-
-
-unused_parameters.expects(truth_of)
 
 
 def _is_some_of(got: int, num_elements: int) -> bool:
@@ -121,7 +109,8 @@ def forgotten_parameter(ctx: RankContext) -> None:
         for index in range(2):
             module.zero_grad()
             turn = rank_step(ctx, index)
-            turn.backward(_loss_of_some(ctx.scenario, model, turn))
+            outputs = turn.forward(model, turn.inputs(4, 3), ctx.arguments["uses"].split())
+            turn.backward(turn.loss(torch.stack(outputs[:-1] if ctx.arguments.get("partial_loss") else outputs)))
     error: Raised | None = ctx.facts.pop("raised")
     has_option = ctx.takes(_OPTION)
     ctx.observe("advises", error is None or not has_option or _OPTION in error.message, must=True)
@@ -129,14 +118,6 @@ def forgotten_parameter(ctx: RankContext) -> None:
     forgotten = [(name, index) for index, (name, _) in enumerate(module.named_parameters()) if name.startswith("c.")]
     answer = error if error is not None or has_option else after
     ctx.observe("answer", answer, must=AnyOf(error_naming(forgotten), after))
-
-
-def _loss_of_some(scenario: Scenario, model: nn.Module, turn: RankStep) -> Tensor:
-    outputs = turn.forward(model, turn.inputs(4, 3), scenario.arguments["uses"].split())
-    return turn.loss(torch.stack(outputs[:-1] if scenario.arguments.get("partial_loss") else outputs))
-
-
-forgotten_parameter.expects(truth_of)
 
 
 def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:

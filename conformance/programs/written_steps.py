@@ -50,13 +50,9 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def observe_run(
-    ctx: RankContext,
-    run: Callable[[], dict[str, Any]],
-    *,
-    must: Mapping[str, Any] = _NOTHING,
-    refusal: Matcher | None = None,
-    may_refuse: bool = False,
-) -> None:
+    ctx: RankContext, run: Callable[[], dict[str, Any]], *, must: Mapping[str, Any] = _NOTHING,
+    refusal: Matcher | None = None, may_refuse: bool = False,
+) -> None:  # fmt: skip
     """Observe the facts that `run` returns; `must` demands values of some of them.
 
     With a `refusal`, observe all as one fact `outcome`; a DDP may raise the refusal instead. With `may_refuse`, the
@@ -87,12 +83,9 @@ def observing_warnings(ctx: RankContext) -> Iterator[None]:
 
 
 def observe_or_refused(
-    ctx: RankContext,
-    name: str,
-    run: Callable[[], dict[str, Any]],
-    refusal: Matcher | None,
+    ctx: RankContext, name: str, run: Callable[[], dict[str, Any]], refusal: Matcher | None,
     must: Mapping[str, Any] = _NOTHING,
-) -> None:
+) -> None:  # fmt: skip
     """Observe as fact `name` what `run` returns, or what it raises, which must be a `refusal`; None: it may not raise.
 
     `must` demands values of some names.

@@ -60,14 +60,9 @@ def prepare() -> None:
 
 
 def init_process_group(
-    backend: Backend,
-    recorder: Recorder | None,
-    *,
-    store: Store,
-    rank: int,
-    world_size: int,
+    backend: Backend, recorder: Recorder | None, *, store: Store, rank: int, world_size: int,
     timeout: timedelta = timedelta(minutes=5),
-) -> dist.ProcessGroup:
+) -> dist.ProcessGroup:  # fmt: skip
     """Initialise the default group over `backend` and return it; all ranks must call it.
 
     `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. Without a

@@ -44,14 +44,10 @@ def in_short(tensors: Sequence[Tensor]) -> str:
         first = list(chain.from_iterable(tensor[:_MOST_VALUES].tolist() for tensor in flat[:_MOST_VALUES]))
         is_complex = any(tensor.is_complex() for tensor in flat)
         total = "" if is_complex else f" sum {sum(tensor.double().sum().item() for tensor in flat):.6g}"
-    values = [_written(value) for value in first[:_MOST_VALUES]]
+    values = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in first[:_MOST_VALUES]]
     if num_values <= _MOST_VALUES:
         return f"[{', '.join(values)}]"
     return f"[{', '.join([*values, '...'])}]{total}"
-
-
-def _written(value: float | complex) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _issued_at(frame: FrameType | None) -> str:

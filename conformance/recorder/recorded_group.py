@@ -69,15 +69,9 @@ class CollectiveLog(Protocol):
     looks: bool
 
     def issue(
-        self,
-        op: str,
-        group: str,
-        shapes: tuple[tuple[int, ...], ...],
-        dtypes: tuple[str, ...],
-        reduce_op: str = "",
-        root: int = -1,
-        members: tuple[int, ...] = (),
-    ) -> Flight:
+        self, op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], reduce_op: str = "",
+        root: int = -1, members: tuple[int, ...] = (),
+    ) -> Flight:  # fmt: skip
         """Record a collective just before it is issued."""
 
     def calling_backend(self) -> AbstractContextManager[None]:
@@ -109,20 +103,17 @@ class RecordedWork(dist.Work):
             flight.land()
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
-        """Wait as the real work does; raises what it raises."""
         with self._log.calling_backend():
             done = True if self._inner is None else self._inner.wait(*args, **kwargs)
         self._land()
         return done
 
     def synchronize(self) -> None:
-        """Synchronise as the real work does."""
         if self._inner is not None:
             self._inner.synchronize()
         self._land()
 
     def block_current_stream(self) -> None:
-        """Block the current stream as the real work does."""
         if self._inner is not None:
             self._inner.block_current_stream()
         self._land()
@@ -161,11 +152,9 @@ class RecordedWork(dist.Work):
         return own not in (None, getattr(dist.Work, method))
 
     def result(self) -> list[Tensor]:
-        """Ask the real work."""
         return [] if self._inner is None else self._inner.result()
 
     def source_rank(self) -> int:
-        """Ask the real work."""
         return present(self._inner).source_rank()
 
 
@@ -216,7 +205,6 @@ class RecordedGroup(dist.ProcessGroup):
     # Methods that torch's C++ code and the properties of the base class call.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the real backend's name."""
         return str(self.inner.name())
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
@@ -226,28 +214,22 @@ class RecordedGroup(dist.ProcessGroup):
         self.inner._set_group_name(name)  # type: ignore[arg-type]
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch gave."""
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Keep the description, here and in the real group."""
         self._description = description
         self.inner._set_group_desc(description)
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the description."""
         return self._description
 
     def abort(self) -> None:
-        """Abort the real group."""
         self.inner.abort()
 
     def shutdown(self) -> None:
-        """Shut the real group down."""
         self.inner.shutdown()
 
     def get_group_store(self) -> Store:
-        """Return the real group's store."""
         return self.inner.get_group_store()
 
     def _start_coalescing(self, device_type: torch.device) -> None:

@@ -80,15 +80,9 @@ class Recorder:
         return sum(flight.completed is not None and not flight.completed() for flight in self._flights[:among])
 
     def issue(
-        self,
-        op: str,
-        group: str,
-        shapes: tuple[tuple[int, ...], ...],
-        dtypes: tuple[str, ...],
-        reduce_op: str = "",
-        root: int = -1,
-        members: tuple[int, ...] = (),
-    ) -> Flight:
+        self, op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], reduce_op: str = "",
+        root: int = -1, members: tuple[int, ...] = (),
+    ) -> Flight:  # fmt: skip
         """Record that this rank issues a collective now; only recorded groups call it.
 
         Point-to-point operations count apart, since collectives of one index must match on all ranks.

@@ -136,6 +136,5 @@ def _over_time(history: Sequence[Stored]) -> list[str]:
 
 
 def _linked(requirement: str) -> str:
-    """Return a link to the page of a requirement, as the site has it."""
     name = as_text(requirement)
     return f"[{name}](../requirements/{requirement}.md)" if re.fullmatch("[A-Z][A-Z0-9]*-[0-9]+", requirement) else name

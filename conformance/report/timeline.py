@@ -60,7 +60,7 @@ class Timeline:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a rank still waits for something at the end."""
+        """Whether a rank has not seen to its end what it issued last."""
         return any(bar.pending for lane in self.lanes for bar in lane.bars)
 
 
@@ -115,7 +115,7 @@ def _bar(span: Span, y: float, scale: float) -> Bar:
         f"in {collective.phase}" if collective.phase else "",
         f"step {collective.step}" if collective.step >= 0 else "",
         f"at {span.start_ns / 1e6:.3f} ms",
-        "never finished" if span.pending else f"took {(span.end_ns - span.start_ns) / 1e6:.3f} ms",
+        "not seen to finish" if span.pending else f"took {(span.end_ns - span.start_ns) / 1e6:.3f} ms",
     ]
     return Bar(
         x=round(LEFT + span.start_ns * scale, 1),
@@ -144,5 +144,5 @@ def _description(of_rank: dict[int, tuple[Span, ...]]) -> str:
     for rank, some in of_rank.items():
         last = some[-1] if some else None
         what = "no collective" if last is None else f"last {last.collective.describe()}"
-        parts.append(f"rank {rank}: {what}{', never finished' if last is not None and last.pending else ''}")
+        parts.append(f"rank {rank}: {what}{', not seen to finish' if last is not None and last.pending else ''}")
     return "; ".join(parts)

@@ -81,7 +81,7 @@ def _slice(span: Span) -> dict[str, Any]:
     collective = span.collective
     return {
         "ph": "X",
-        "name": collective.describe() + (", never finished" if span.pending else ""),
+        "name": collective.describe() + (", not seen to finish" if span.pending else ""),
         "ts": span.start_ns / 1000,
         "dur": (span.end_ns - span.start_ns) / 1000,
         "args": {

@@ -18,7 +18,6 @@ class FirstUses:
     """What has been exercised so far on ranks that had run nothing yet."""
 
     def __init__(self) -> None:
-        """Begin where nothing has."""
         self._exercised: set[str] = set()
 
     def is_one(self, scenario: Scenario, program: Program) -> bool:

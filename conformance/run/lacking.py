@@ -50,7 +50,6 @@ def lacking(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -
 
 
 def _asked_of(scenario: Mapping[str, Any]) -> frozenset[str]:
-    """Return the capabilities that a scenario asks of a DDP."""
     sparse = {"sparse_gradients"} if "sparse" in f"{scenario.get('model')} {scenario.get('arguments')}" else set()
     return capabilities_of(scenario.get("options", {})) | CAPABILITIES & {*scenario.get("needs", ()), *sparse}
 

@@ -290,6 +290,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         (
             Cell("all_reduce", lifetime="wait", neighbour="in-flight"),
             *_each("all_reduce", "lifetime", ("wait-late", "polled", "wait-twice", "wait-timeout")),
+            Cell("all_gather_single", lifetime="wait-timeout"),
         ),
     ),
     Rung(

@@ -112,11 +112,7 @@ KNOWN = {
 def get_subject(text: str) -> Subject:
     """Return the subject called `text`, and import it in this process. The controller calls `find_subject` instead.
 
-    `text` is as for `named`. An entry point and `module:attr` may also name a `Subject`.
-
-    Raises:
-        SubjectError: `text` is no name of that form; also as `load` raises it.
-
+    `text` is as for `named`; an entry point and `module:attr` may also name a `Subject`. Raises as `named` and `load`.
     """
     subject = named(text)
     if subject not in KNOWN.values() and isinstance(described := _attribute(subject), Subject):
@@ -129,11 +125,7 @@ def named(text: str) -> Subject:
     """Return the subject that `text` names, without an import; it claims every capability unless it is of `KNOWN`.
 
     `text` is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or
-    `module:Class`.
-
-    Raises:
-        SubjectError: `text` is no name of that form.
-
+    `module:Class`; raises `SubjectError` for another text.
     """
     known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
     if text in known:
@@ -157,12 +149,7 @@ def _as_module(text: str) -> str:
 
 
 def load(subject: Subject) -> Callable[..., nn.Module]:
-    """Import the subject's class in this process.
-
-    Raises:
-        SubjectError: the module cannot be imported, has no such attribute, or the attribute cannot be called.
-
-    """
+    """Import the subject's class in this process; raises `SubjectError` if that fails, or it cannot be called."""
     found = _attribute(subject)
     if not callable(found):
         raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")

@@ -105,9 +105,10 @@ def surroundings() -> Surroundings:
         "saved tensor hooks": str(torch._C._autograd._top_saved_tensors_default_hooks(True)),
         "profiler": torch._C._autograd._profiler_enabled(),
         "level of forward differentiation": torch.autograd.forward_ad._current_level,
-        "autocast nesting": _autocast_nesting(),
+        "autocast nesting": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting())[1],
         "optimizer hooks": [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)],
-        "torch flag": {name: _read(get) for name, get in _flags().items()} | _of_conversion(),
+        "torch flag": {name: _read(get) for name, get in _flags().items()}
+        | {name: str(value) for name, value in vars(torch.__future__).items() if isinstance(value, bool)},
         "dispatch keys": [keys().raw_repr() for keys in _DISPATCH_KEYS],
         "settings of torch": {config.__name__: config.get_hash() for config in _configs()},
         "replaced kernels": _replaced_kernels(len(torch.library._impls)),
@@ -144,11 +145,6 @@ def _of_python() -> dict[str, str]:
         "locale": locale.setlocale(locale.LC_ALL),
         "umask": oct(mask),
     }
-
-
-def _of_conversion() -> dict[str, str]:
-    """Return the flags of `torch.__future__`, which say what `module.to()` does with parameters."""
-    return {name: str(value) for name, value in vars(torch.__future__).items() if isinstance(value, bool)}
 
 
 @cache
@@ -238,11 +234,6 @@ def _default_group() -> list[object]:
     return [id(group), sorted(vars(group)) if hasattr(group, "__dict__") else []]
 
 
-def _autocast_nesting() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
-
-
 @lru_cache(maxsize=1)
 def _replaced_kernels(_: int) -> tuple[str, ...]:
     """Return the operators of torch with a replaced kernel; the argument, their number, invalidates the cache."""
@@ -279,7 +270,7 @@ def traces(before: Surroundings) -> tuple[tuple[str, ...], Surroundings]:
     if found:
         gc.collect()
         found = violations(before, now := surroundings())
-    if not any(map(_may_end_soon, found)):
+    if not any(phrase.startswith(("thread left behind", "open file left behind")) for phrase in found):
         return found, now
     ending = {"thread": before["thread"], "open file": before["open file"]}
     for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
@@ -287,10 +278,6 @@ def traces(before: Surroundings) -> tuple[tuple[str, ...], Surroundings]:
             break
     now = surroundings()
     return violations(before, now), now
-
-
-def _may_end_soon(phrase: str) -> bool:
-    return phrase.startswith(("thread left behind", "open file left behind"))
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
@@ -307,13 +294,9 @@ def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
             found += [f"{name} taken away: {_item(key, old)}" for key in old if key not in new]
             found += [f"{name} changed: {_item(key, new)}" for key in new if key in old and new[key] != old[key]]
         else:
-            found.append(f"{name} changed" + _transition(old, new))
+            text = f": {old} before, {new} after"
+            found.append(f"{name} changed" + (text if len(text) <= 100 else ""))
     return tuple(found)
-
-
-def _transition(old: object, new: object) -> str:
-    text = f": {old} before, {new} after"
-    return text if len(text) <= 100 else ""
 
 
 def _item(key: str, items: Mapping[str, object]) -> str:

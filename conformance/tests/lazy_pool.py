@@ -25,7 +25,6 @@ class LazyPool(Relay):
         return self.inner.allreduce(tensors, *options)
 
     def shutdown(self) -> None:
-        """End the threads."""
         self._ends.set()
         super().shutdown()
 

@@ -147,7 +147,6 @@ class AgreesAtFirst(DistributedDataParallel):
         self.num_forwards = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Agree first."""
         if self.num_forwards < self.num_agreements:
             dist.broadcast(torch.arange(9), group=self.process_group, group_src=0)
         self.num_forwards += 1
@@ -192,7 +191,6 @@ class Raising(DistributedDataParallel):
     """BUG: it has no forward."""
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Raise."""
         reason = "no forward"
         raise ValueError(reason)
 

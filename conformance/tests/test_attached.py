@@ -282,7 +282,6 @@ class NoZygote:
         """Be ready."""
 
     def close(self) -> None:
-        """End."""
         self.closed = True
 
 

@@ -42,7 +42,6 @@ Result = TypeVar("Result")
 
 
 def results(work: Work[Task, Result], batches: Iterable[Iterable[Task]], jobs: int) -> list[Result]:
-    """Return what comes of all batches."""
     found: list[Result] = []
     in_lanes(work, batches, jobs, found.append)
     return found

@@ -152,7 +152,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train_step": 3}, "train_step: expected a function .model, optimizer, ..., batch., got int"),
     (
         {"train_step": lambda model: None},
-        r"expected a function of Sequential, SGD and a batch, got <lambda>\(model\): too many",
+        r"expected a function of Sequential, SGD \(added, .*\) and a batch, got <lambda>\(model\): too many",
     ),
     ({"train_step": lambda *all: "x"}, "train_step returned 'loss': expected a number, got str"),
     ({"train_step": lambda *all: 1 / 0}, "does not run in one process either:\n.*ZeroDivisionError"),
@@ -218,14 +218,14 @@ def test_the_three_doors_and_the_program_say_the_same(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     said = "0.5 times one process: one over the world size"
 
-    for name, code, text in (("my_training", 0, "2 ranks do what one process does."), ("summed", 1, said)):
+    for name, code, text in (("my_training", 0, "2 ranks do what one process does."), ("./summed.py", 1, said)):
         done = CliRunner().invoke(main, ["parity", name, "--output", str(tmp_path)])
         assert (done.exit_code, text in " ".join(done.output.split())) == (code, True), done.output
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "pytest")]
     tested = subprocess.run([*command, "my_training.py", "summed.py"], capture_output=True, text=True, check=False)
     assert "1 failed, 1 passed" in tested.stdout, tested.stdout
     assert said in tested.stdout
-    assert "my_training.py::test_my_step: 36 quantities compared" in tested.stdout
+    assert "my_training.py::test_my_step: 48 quantities compared" in tested.stdout
     notebook: Any = door  # a module that can be called
     summed = importlib.import_module("summed")
     program = tmp_path / "parity_difference.py"
@@ -238,6 +238,19 @@ def test_the_three_doors_and_the_program_say_the_same(tmp_path: Path, monkeypatc
     one, several = ([float(norm) for ranks, norm in rows if ranks == of] for of in ("1", "2"))
     assert (len(one), len(several)) == (3, 6), shown.stderr
     assert several[0] == pytest.approx(one[0] / 2)
+
+
+def test_gradients_that_a_closure_makes_are_compared() -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) * dist.get_world_size()
+            loss.backward()
+            return loss.item()
+
+        optimizer.step(closure)
+
+    assert "On all ranks 2 times one process" in str(examine(adamw, make_batch, step))
 
 
 def test_vacuity_is_an_error_of_its_own() -> None:
@@ -265,5 +278,7 @@ def test_a_gan_that_clears_in_its_own_order_passes() -> None:
 def test_help_shows_the_functions_that_are_asked_for() -> None:
     output = CliRunner().invoke(main, ["parity", "--help"]).output
     assert "def make_batch(step):" in output
+    above = CliRunner().invoke(main, ["parity", "../my_training.py"])
+    assert "call it from the folder in which the module lies" in above.output
     missing = CliRunner().invoke(main, ["parity", "os.path"])
     assert "os.path has no make or make_model, no make_batch, no train_step." in missing.output

@@ -26,7 +26,7 @@ from conformance.truth.plain_ranks import on_plain_ranks
 
 #: Programs that have numbers of their own, which the plain DDP must give, too.
 AGREEING = (
-    "due_buffers", "announced_buffers", "uneven_buffers", "gradient_values", "silent_forward",
+    "due_buffers", "uneven_buffers", "gradient_values", "silent_forward",
 )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ def nothing_inherited() -> Iterator[None]:
 
 
 def other(*args: object, **kwargs: object) -> torch.Tensor:
-    """Stand in for what is replaced."""
     return torch.zeros(())
 
 

@@ -199,8 +199,8 @@ def test_a_trace_has_every_rank_and_what_never_finished(mixed: Report) -> None:
     trace = json.loads(json.dumps(trace_of(mixed)))
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(event["tid"], event["ts"], event["dur"]) for event in slices[:1]] == [(0, 0, 4000)]
-    assert [event["name"] for event in slices if "never finished" in event["name"]] == [
-        "all_reduce #1 (32 x float32, sum), never finished"
+    assert [event["name"] for event in slices if "not seen to finish" in event["name"]] == [
+        "all_reduce #1 (32 x float32, sum), not seen to finish"
     ]
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert names == {"rank 0: hung in backward", "rank 1: killed by SIGKILL"}
@@ -214,7 +214,8 @@ def test_a_timeline_keeps_collectives_in_flight_together_apart() -> None:
     waiting = timeline(RANKS)
     assert waiting is not None
     assert waiting.description == (
-        "rank 0: last all_reduce #1 (32 x float32, sum), never finished; rank 1: last all_reduce #0 (32 x float32, sum)"
+        "rank 0: last all_reduce #1 (32 x float32, sum), not seen to finish; "
+        "rank 1: last all_reduce #0 (32 x float32, sum)"
     )
     edge = max(bar.x + bar.width for lane in waiting.lanes for bar in lane.bars)
     assert edge == pytest.approx(992, abs=0.1)

@@ -46,7 +46,6 @@ class Case:
 
     @property
     def mistake(self) -> str:
-        """What it is recognised as."""
         size = len(self.came)
         wanted = self.wanted if isinstance(self.wanted, tuple) else (self.wanted,) * size
         more = self.more if isinstance(self.more, tuple) else (self.more,) * size

@@ -125,7 +125,7 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
     deadline_s = round(at_this_load(2))
     *held, last = climb(f"{BROKEN}:{backend}", "torch", deadline_s=deadline_s, zygote=zygote)
     assert (last.rung, last.status) == (rung, Status.BROKEN)
-    assert {footing.status for footing in held} == {Status.HOLDS}
+    assert Status.BROKEN not in {footing.status for footing in held}
     assert last.breakage is not None
     assert last.breakage.summary.startswith(summary)
     assert evidence.format(deadline_s=deadline_s) in last.breakage.evidence

@@ -97,7 +97,8 @@ class Baton:
         del self._meetings[place]
         try:
             if len(set(meeting.what.values())) > 1:
-                raise DesertedError(f"ranks meet for different things: {_each(meeting.what)}")
+                each = (f"rank {one} for {text}" for one, text in sorted(meeting.what.items()))
+                raise DesertedError(f"ranks meet for different things: {', '.join(each)}")
             meeting.results = combine({rank: meeting.brought[rank] for rank in sorted(meeting.brought)})
         except Exception as error:
             self._error = self._error or error
@@ -145,7 +146,3 @@ class Baton:
                 raise self._error
             for one, state in zip(self._carried, self._states[rank], strict=True):
                 one.give(state)
-
-
-def _each(what: Mapping[int, str]) -> str:
-    return ", ".join(f"rank {rank} for {text}" for rank, text in sorted(what.items()))

@@ -46,7 +46,7 @@ def unpacked(facts: Facts) -> dict[int, Facts]:
 
     Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` for data that `packed` does not write.
     """
-    return _Unpacker(facts[TENSORS]).unpack(facts[REST])
+    return _unpack(facts[REST], facts[TENSORS])
 
 
 class _Packer:
@@ -81,36 +81,32 @@ class _Packer:
         raise TypeError(f"an expected fact cannot hold a {kind.__module__}.{kind.__qualname__}")
 
 
-class _Unpacker:
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
-
-    def unpack(self, data: Any) -> Any:
-        if not isinstance(data, list):
-            return data
-        kind, *rest = data
-        if kind == "tensor":
-            return self._tensors[rest[0]]
-        if kind in _COLLECTIONS:
-            return _COLLECTIONS[kind]([self.unpack(item) for item in rest])
-        if kind in _MAPPINGS:
-            return _MAPPINGS[kind]({self.unpack(key): self.unpack(item) for key, item in rest})
-        if kind == "torch":
-            named = getattr(torch, rest[0])
-            if not isinstance(named, _NAMED_BY_TORCH):
-                raise TypeError(f"torch.{rest[0]} is no dtype, layout or memory format")
-            return named
-        found = _named(*rest[:2])
-        if kind == "named":
-            return found
-        if kind == "enum" and issubclass(found, Enum):
-            return found[rest[2]]
-        if kind == "record" and dataclasses.is_dataclass(found):
-            record = object.__new__(found)  # type: ignore[arg-type]
-            for field, value in zip(dataclasses.fields(found), rest[2:], strict=True):
-                object.__setattr__(record, field.name, self.unpack(value))
-            return record
-        raise ValueError(f"unknown kind of data {kind!r}")
+def _unpack(data: Any, tensors: list[Tensor]) -> Any:
+    if not isinstance(data, list):
+        return data
+    kind, *rest = data
+    if kind == "tensor":
+        return tensors[rest[0]]
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind]([_unpack(item, tensors) for item in rest])
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({_unpack(key, tensors): _unpack(item, tensors) for key, item in rest})
+    if kind == "torch":
+        named = getattr(torch, rest[0])
+        if not isinstance(named, _NAMED_BY_TORCH):
+            raise TypeError(f"torch.{rest[0]} is no dtype, layout or memory format")
+        return named
+    found = _named(*rest[:2])
+    if kind == "named":
+        return found
+    if kind == "enum" and issubclass(found, Enum):
+        return found[rest[2]]
+    if kind == "record" and dataclasses.is_dataclass(found):
+        record = object.__new__(found)  # type: ignore[arg-type]
+        for field, value in zip(dataclasses.fields(found), rest[2:], strict=True):
+            object.__setattr__(record, field.name, _unpack(value, tensors))
+        return record
+    raise ValueError(f"unknown kind of data {kind!r}")
 
 
 def _place(value: Any) -> tuple[str, str]:
@@ -122,10 +118,6 @@ def _place(value: Any) -> tuple[str, str]:
 
 
 def _named(module: str, name: str) -> Any:
-    return operator.attrgetter(name)(_module(module))
-
-
-def _module(name: str) -> Any:
-    if name.partition(".")[0] != _OURS:
-        raise TypeError(f"only what {_OURS} defines can be in expected facts, not {name}")
-    return importlib.import_module(name)
+    if module.partition(".")[0] != _OURS:
+        raise TypeError(f"only what {_OURS} defines can be in expected facts, not {module}")
+    return operator.attrgetter(name)(importlib.import_module(module))

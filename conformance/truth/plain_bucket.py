@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class PlainBucket:
-    """One parameter's gradient as a bucket; flat, or as it is where it is sparse."""
+    """A copy of one parameter's gradient as a bucket: flat unless it is sparse, and not divided."""
 
     def __init__(self, index: int, parameter: Tensor, gradient: Tensor, *, is_last: bool) -> None:
         self._index = index
@@ -20,27 +20,21 @@ class PlainBucket:
         self._buffer = own.clone() if own.is_sparse else own.clone(memory_format=torch.contiguous_format).view(-1)
 
     def index(self) -> int:
-        """Return the bucket's number."""
         return self._index
 
     def buffer(self) -> Tensor:
-        """Return the gradient as a vector, not divided by the number of ranks."""
         return self._buffer
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradient in the parameter's shape, as a view of the buffer."""
         return [self._buffer if self._buffer.is_sparse else self._buffer.view_as(self._parameter)]
 
     def parameters(self) -> list[Tensor]:
-        """Return the parameter."""
         return [self._parameter]
 
     def is_last(self) -> bool:
-        """Whether it is the last one."""
         return self._is_last
 
     def set_buffer(self, tensor: Tensor) -> None:
-        """Replace the buffer by `tensor`."""
         self._buffer = tensor
 
     def reduced_by(self, hook: Callable[[Any], Any]) -> Tensor:

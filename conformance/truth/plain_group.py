@@ -49,7 +49,6 @@ class _PlainWork(dist.Work):
         self._results = results
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other ranks; raises as `Baton.wait`."""
         self._baton.wait(self._rank, self._meeting)
         return True
 
@@ -127,22 +126,18 @@ class PlainGroup(dist.ProcessGroup):
     # Methods that torch calls by these names.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend that every torch knows."""
         return BACKEND
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name that torch gives."""
         self._given_name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch gave."""
         return self._given_name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Ignore the description."""
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return no description."""
         return ""
 
     def shutdown(self) -> None:
@@ -165,7 +160,6 @@ class PlainGroup(dist.ProcessGroup):
         return work
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
-        """Replace each tensor by the reduction over ranks."""
         operation = _operation(options)
 
         def combine(calls: list[Call]) -> None:
@@ -176,7 +170,6 @@ class PlainGroup(dist.ProcessGroup):
     allreduce_coalesced = allreduce  # type: ignore[assignment]
 
     def reduce(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
-        """Replace the root's tensor by the reduction over ranks."""
         root, operation = options.rootRank, _operation(options)
 
         def combine(calls: list[Call]) -> None:
@@ -185,7 +178,6 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"reduce of {_shapes(tensors)} to {root}", _in_place(tensors), combine)
 
     def broadcast(self, tensors: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
-        """Replace each tensor by the root's."""
         root = options.rootRank
 
         def combine(calls: list[Call]) -> None:
@@ -194,11 +186,9 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"broadcast of {_shapes(tensors)} from {root}", _in_place(tensors), combine)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> _PlainWork:  # type: ignore[override]
-        """Give every rank all ranks' tensors, as a list."""
         return self._gathered(outputs[0], inputs[0])
 
     def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
-        """Give every rank all ranks' tensors, one after another."""
         return self._gathered(list(output.view(self.size(), *given.shape).unbind()), given)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -210,8 +200,6 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"all_gather of {_shapes([given])}", Call([_copy(given)], outputs), combine)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> _PlainWork:  # type: ignore[override]
-        """Give the root all ranks' tensors, as a list."""
-
         def combine(calls: list[Call]) -> None:
             for output, call in zip(calls[options.rootRank].outputs, calls, strict=True):
                 output.copy_(call.inputs[0])
@@ -220,8 +208,6 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"gather of {_shapes(inputs)} to {options.rootRank}", call, combine)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any) -> _PlainWork:  # type: ignore[override]
-        """Give each rank one tensor of the root's list."""
-
         def combine(calls: list[Call]) -> None:
             for call, given in zip(calls, calls[options.rootRank].inputs, strict=True):
                 call.outputs[0].copy_(given)
@@ -230,11 +216,9 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"scatter of {_shapes(outputs)} from {options.rootRank}", call, combine)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> _PlainWork:  # type: ignore[override]
-        """Give each rank the reduction of one tensor of the lists."""
         return self._reduced_and_scattered(outputs[0], inputs[0], options)
 
     def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> _PlainWork:
-        """Give each rank the reduction of one part of the tensors."""
         return self._reduced_and_scattered(output, list(given.view(self.size(), *output.shape).unbind()), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
@@ -250,8 +234,6 @@ class PlainGroup(dist.ProcessGroup):
         return self._issue(f"reduce_scatter of {_shapes(inputs)}", call, combine)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> _PlainWork:
-        """Give each rank one tensor of every rank's list."""
-
         def combine(calls: list[Call]) -> None:
             for index, call in enumerate(calls):
                 for output, sender in zip(call.outputs, calls, strict=True):
@@ -268,19 +250,15 @@ class PlainGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None) -> _PlainWork:
-        """Wait for all ranks."""
         return self._issue("barrier", Call([], []), lambda _: None)
 
     def monitored_barrier(self, *_: Any) -> None:
-        """Wait for all ranks."""
         self.barrier().wait()
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
-        """Send a tensor to the rank `peer` of the group."""
         return self._between(self.rank(), peer, Call([_copy(tensors[0])], []))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> _PlainWork:
-        """Receive a tensor from the rank `peer` of the group."""
         return self._between(peer, self.rank(), Call([], [tensors[0].detach()]))
 
     def _between(self, sender: int, receiver: int, call: Call) -> _PlainWork:

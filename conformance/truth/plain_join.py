@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
-
-
-class Joining(Protocol):
-    """A wrapper in a join context."""
-
-    def shadow_round(self) -> None:
-        """Take part in a round of the other ranks."""
-
-    def take_last_state(self, *, is_mine: bool) -> None:
-        """Take the state of a rank that joined last; `is_mine` on such a rank."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return the module's parameters."""
 
 
 class PlainJoin(Join):
@@ -33,9 +19,9 @@ class PlainJoin(Join):
 
 
 class PlainJoinHook(JoinHook):
-    """Shadows the other ranks, and at the end takes the state of a rank that joined last."""
+    """Makes a `PlainDDP` shadow the other ranks, and at the end take the state of a rank that joined last."""
 
-    def __init__(self, wrapper: Joining) -> None:
+    def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         self._own: dict[nn.Parameter, Tensor | None] | None = None  # gradients from before the first round
 

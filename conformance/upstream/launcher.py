@@ -68,11 +68,9 @@ class TestRanks:
         return TestRun(name, world_size, ends_of(seen), time.monotonic() - began)
 
     def __enter__(self) -> TestRanks:
-        """Return the ranks."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """End all ranks."""
         for controller in self._controllers.values():
             controller.close()
 

@@ -246,11 +246,9 @@ class AttachedController:
             agent.channel.close()
 
     def __enter__(self) -> AttachedController:
-        """Return the controller."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close the controller."""
         self.close()
 
     def _forget(self, agents: Sequence[Reached], pool: int) -> None:

@@ -152,11 +152,9 @@ class Controller:
         self._ahead.clear()
 
     def __enter__(self) -> Controller:
-        """Return the controller."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close the controller."""
         self.close()
 
     def _forget_subjects_but(self, target: str) -> None:

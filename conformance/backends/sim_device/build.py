@@ -51,9 +51,7 @@ def why_not() -> str:
 def build() -> Path:
     """Compile the device unless it is cached, and return its path; other processes wait for the one that compiles.
 
-    Raises:
-        BackendError: there is no compiler, or it failed; with the end of what it printed.
-
+    Raises `BackendError` if there is no compiler, or with the end of its output if it fails.
     """
     path = compiled_path()
     if path.exists():

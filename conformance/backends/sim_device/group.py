@@ -65,13 +65,9 @@ class _SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
     def __init__(
-        self,
-        stream: torch.Stream | None,
-        outputs: list[Tensor],
-        inners: Sequence[Any] = (),
-        before: deque[Any] = _NOTHING,
-        tell_host: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, stream: torch.Stream | None, outputs: list[Tensor], inners: Sequence[Any] = (),
+        before: deque[Any] = _NOTHING, tell_host: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Record an event on `stream`; without a stream there is nothing to wait for.
 
         `inners` are gloo's works, and `before` the unfinished works of the stream, in their order; `tell_host` reports
@@ -141,7 +137,6 @@ class _SimBarrier(_SimWork):
         return all(inner.is_completed() for inner in self._inners) and super().is_completed()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return gloo's future, which is complete when every rank has called."""
         (inner,) = self._inners
         return inner.get_future()
 
@@ -175,27 +170,21 @@ class SimGroup(dist.ProcessGroup):
         self._num_launched = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the backend's name."""
         return "sim"
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name that torch gives."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name that torch gave."""
         return self._name
 
     def get_group_store(self) -> Store:
-        """Return the store of the rendezvous."""
         return self._store
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Keep the description."""
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the description."""
         return self._description
 
     def abort(self) -> None:

@@ -15,8 +15,6 @@ from torch.futures import Future
 
 
 class _Done(dist.Work):
-    """A collective that is over."""
-
     def __init__(self, outputs: Any) -> None:
         super().__init__()
         self._outputs = outputs
@@ -24,23 +22,18 @@ class _Done(dist.Work):
         self._future.set_result(outputs)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return at once."""
         return True
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """Return True."""
         return True
 
     def result(self) -> Any:
-        """Return the outputs."""
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        """Return a future that is complete."""
         return self._future
 
 

@@ -66,11 +66,13 @@ def _drifting() -> Iterator[Scenario]:
         options("both-given-off", broadcast_buffers=True, forward_sync_buffers=False),
     )
     yield from _grid("BUFFER-06", "", "buffer_sync", 2, both)
+    forwards = ["synchronised", "local", "local", "synchronised", "synchronised"]
+    announced = arguments(mode="train", asks=True, forwards=forwards)
     for way in (PLAIN, _OFF):
         yield from _grid("BUFFER-10", "asked", "buffer_sync", 2, way, arguments(asks=True))
-        yield from _grid("BUFFER-10", "announced", "announced_buffers", 2, way, needs=("no_sync",))
-    nothing = arguments("announced-none", none=True)
-    yield from _grid("BUFFER-10", "", "announced_buffers", 2, nothing, needs=("no_sync",))
+        yield from _grid("BUFFER-10", "announced", "due_buffers", 2, way, announced, needs=("no_sync",))
+    nothing = announced | arguments("announced-none", registers_later=True)
+    yield from _grid("BUFFER-10", "", "due_buffers", 2, nothing, needs=("no_sync",))
     yield from _grid("BUFFER-11", "", "buffer_sync", (2, 4), each("mode", ["eval"]))
     yield from _grid("BUFFER-06", "warning", "wrapper_surface", (1, 2), arguments(aspect="deprecated_broadcast"))
 

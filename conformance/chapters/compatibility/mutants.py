@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -82,6 +83,14 @@ class RunsTheModuleItself(Ours):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = self._pre_forward(*inputs, **kwargs)
         return self._post_forward(self.module(*inputs, **kwargs))
+
+
+@replaces(Ours, "__init__")
+def LeavesHooks(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
+    """BUG: a hook stays on each parameter when its wrapper is gone."""
+    init(module, **options)
+    for parameter in filter(attrgetter("requires_grad"), module.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _: None)
 
 
 @replaces(Ours, "__init__")

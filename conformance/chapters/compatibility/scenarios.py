@@ -63,6 +63,7 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-14", "", training, 2, served, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "used", training, 2, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "freed", "dropped_wrapper", 2, _VARIANTS)
+    yield from _grid("COMPAT-12", "kept", "dropped_wrapper", 2, arguments(keeps=True), _VARIANTS)
     for kind in _KINDS:
         # On torch's DDP `forward_of_its_own` would have to pass its outputs through torch's private _DDPSink.
         ways = [way for way in _MORE_RANKS if way is not STATIC or kind != "forward_of_its_own"]

@@ -123,13 +123,22 @@ def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("dropped_wrapper", invariants=_INVARIANTS)
 def dropped_wrapper(ctx: RankContext) -> None:
-    """Train three steps and drop wrapper and module. Observes `alive`: parameters that live on, and who holds them.
+    """Train three steps and drop the wrapper and, unless argument `keeps` is set, the module.
 
-    All ranks run it.
+    Observes `alive`: parameters that live on, and who holds them. Of a kept module it observes `hooks` instead:
+    what holds hooks that it did not hold before. All ranks run it.
     """
-    parameters = {name: weakref.ref(one) for name, one in _trained_parameters(ctx)}
+    module = _build(ctx.scenario).to(ctx.device)
+    before = _hooked(module)
+    _train_and_drop(ctx, module)
     # A thread of autograd's own, which a device has, drops a backward at the latest when it runs another one.
     torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
+    gc.collect()
+    if ctx.arguments.get("keeps"):
+        ctx.observe("hooks", sorted(_hooked(module) - before), must=[])
+        return
+    parameters = {name: weakref.ref(one) for name, one in module.named_parameters()}
+    del module
     gc.collect()
     alive = {name: one for name, reference in parameters.items() if (one := reference()) is not None}
     held: dict[str, list[str]] = {}
@@ -138,11 +147,16 @@ def dropped_wrapper(ctx: RankContext) -> None:
     ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()], must=[])
 
 
-def _trained_parameters(ctx: RankContext) -> list[tuple[str, nn.Parameter]]:
-    module = _build(ctx.scenario).to(ctx.device)
+def _train_and_drop(ctx: RankContext, module: nn.Module) -> None:
     model = ctx.wrap(module)
     run_steps(ctx, module, model, lambda wrapped, turn: _step(ctx.scenario, wrapped, turn), _NUM_STEPS)
-    return list(module.named_parameters())
+
+
+def _hooked(module: nn.Module) -> set[str]:
+    """Return which parts and parameters hold hooks, in which of torch's tables."""
+    tables = [*(name for name in vars(nn.Module()) if name.endswith("_hooks")), "_post_accumulate_grad_hooks"]
+    parts = (*module.named_modules(), *module.named_parameters())
+    return {f"{name}: {table}" for name, part in parts for table in tables if getattr(part, table, None)}
 
 
 @program("moved_arguments", invariants=("leaves_no_trace",))

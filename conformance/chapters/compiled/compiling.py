@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,8 +18,7 @@ from torch import nn
 
 from conformance.errors import ScenarioError
 from conformance.observation import Facts
-from conformance.programs import observing_warnings
-from conformance.programs.rank_context import RankContext
+from conformance.programs import RankContext, observing_warnings
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -219,7 +219,7 @@ def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]
 
 @contextlib.contextmanager
 def _fresh_compiler() -> Iterator[None]:
-    environment = dict(os.environ)
+    environment, limit = dict(os.environ), sys.getrecursionlimit()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     try:
@@ -229,6 +229,7 @@ def _fresh_compiler() -> Iterator[None]:
         torch._dynamo.reset()
         os.environ.clear()  # Inductor writes the folder of its cache there
         os.environ.update(environment)
+        sys.setrecursionlimit(limit)  # which Inductor raises
 
 
 @contextlib.contextmanager

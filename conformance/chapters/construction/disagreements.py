@@ -1,23 +1,20 @@
 """Program `disagreement`: one rank gives an argument of the constructor another value than the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps, step_on
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 3
+_step = step_on(4, 3)
 
 #: Argument -> what the others give, and the odd rank.
 DISAGREEMENTS: Mapping[str, tuple[Any, Any]] = {
@@ -37,10 +34,6 @@ def _build(scenario: Scenario) -> nn.Module:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     module.register_buffer("table", torch.ones(3))
     return with_integer_weights(module, scenario.seed)
-
-
-def _step(model: nn.Module, turn: RankStep) -> None:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
 @program("disagreement", invariants=("refuses_together", "leaves_no_trace"))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs.rank_context import RankContext
+from conformance.programs import RankContext
 
 WIDTH = 4
 

@@ -43,14 +43,9 @@ def named(owner: Any, *names: str) -> Callable[..., Any]:
 
 
 def issue(
-    cell: Cell,
-    group: Any,
-    backend: Any,
-    place: Place,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    cell: Cell, group: Any, backend: Any, place: Place, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
     timeout: timedelta | None = None,
-) -> Issued:
+) -> Issued:  # fmt: skip
     """Issue the cell's operation in `group`, whose backend is `backend`. Every rank of the group must call it.
 
     A method of the group or the backend gets `timeout`, except that of a message.

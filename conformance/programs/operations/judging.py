@@ -1,4 +1,4 @@
-"""What a rank must get in a cell, and what is wrong with what it got, in words that name the mistake."""
+"""The right results of a cell on a rank, and descriptions of wrong results that name the mistake."""
 
 from __future__ import annotations
 
@@ -25,26 +25,24 @@ from conformance.programs.operations.data import (
     written_over,
 )
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
-from conformance.truth.difference import equal_values
+from conformance.truth.difference import equal_values, kind
 
-#: So many elements that agree are no chance; and so many that are one of two values.
+#: How many elements must agree to exclude chance, and how many of two values.
 _ENOUGH, _ENOUGH_OF_BOOL = 3, 7
-#: The same operation beside a cell's has the data of a round so much later, which the cell has not.
+#: An operation beside a cell's has the data of a round that is so much later.
 _ROUNDS_LATER = 50
 _IN_WRONG_PLACES = "; the right values stand in wrong places"
 _OLD_VALUES = "values that the output held before"
-#: So many places too early or too late right values are looked for.
+#: The largest shift of right values that is looked for.
 _MOST_PLACES = 16
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What every tensor of a cell holds, at one place, in the place's round. Pure."""
+    """The content of every tensor of a cell, at one place, in the place's round."""
 
     cell: Cell
     place: Place
-
-    # What every block asks for is worked out once.
 
     @cached_property
     def _block_shape(self) -> tuple[int, ...]:
@@ -60,7 +58,7 @@ class Truth:
         return self.place.turn
 
     def beside(self) -> Truth:
-        """Return the truth of the operation beside it, with other data and from the next rank as the root."""
+        """Return the truth of the operation beside it, with other data and the next rank as the root."""
         cell = replace(
             self.cell, operation=self.cell.beside or self.cell.operation, beside="", neighbour="none", lifetime="wait",
             peer="", root=self.cell.root + 1, turns=1,
@@ -113,10 +111,9 @@ class Truth:
         return [self.of_rank(source, block) for source in range(self.place.size)]
 
     def rounding(self, blocks: Blocks) -> Tensor:
-        """Return how far each element of an average may be from the exact one: who divides first rounds each part.
+        """Return the tolerance of each element of an average, 0 for a power of two of ranks.
 
-        NCCL multiplies each by one over the number of ranks, which is exact for powers of two alone (NCCL user guide:
-        ncclAvg).
+        NCCL multiplies each part by one over the number of ranks, and rounds it (NCCL user guide: ncclAvg).
         """
         parts = [torch.stack(self.all_parts(block)).abs().double().sum(0) for block in blocks]
         is_exact = self.place.size & (self.place.size - 1) == 0
@@ -134,7 +131,7 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
     expected = truth.received(blocks)
     shape, dtype = truth.shape(blocks), dtype_of(truth.cell.dtype)
     if got.dtype != dtype or tuple(got.shape) != shape:
-        return f"{which} is {_kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
+        return f"{which} is {kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
     flat = got.detach().to("cpu").reshape(-1)
     differs = ~_same(expected, flat, as_bits=truth.cell.data == "bits")
     if truth.cell.reduction == "AVG" and bool(differs.any()):
@@ -153,10 +150,10 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
 
 
 def wrong_outputs(truth: Truth, results: Sequence[Tensor]) -> str:
-    """Return what is wrong with what a rank got, as a clause about the first wrong output; empty if nothing is."""
+    """Return what is wrong with a rank's first wrong output, as a clause; empty if nothing is."""
     cell, place = truth.cell, truth.place
     if cell.operation == "reduce" and not (place.is_root or cell.strict):
-        return ""  # what it leaves there is another requirement's
+        return ""  # another requirement judges the other ranks
     outputs = cell.what.outputs(place)
     for number, (blocks, result) in enumerate(zip(outputs, results, strict=False)):
         which = "the result" if len(outputs) == 1 else f"output {number}"
@@ -166,7 +163,7 @@ def wrong_outputs(truth: Truth, results: Sequence[Tensor]) -> str:
 
 
 def without_reading(wrong: str) -> str:
-    """Return a clause of `wrong_values` about values that were unfinished, and are therefore in no wrong place."""
+    """Return a clause of `wrong_values` without its reading as wrong places, for unfinished values."""
     return wrong.removesuffix(_IN_WRONG_PLACES)
 
 
@@ -182,7 +179,7 @@ def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
 
 
 def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
-    """Return what a wrong output may be instead, as the end of a sentence; empty if nobody can tell."""
+    """Return what a wrong output may be instead, as the end of a sentence; may be empty."""
     expected = truth.received(blocks)
     if len(blocks) == 1 and (held := saturated(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
         return f"; it holds {held}"  # first: the greatest uint8 is what outputs are filled with
@@ -263,9 +260,9 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
 
 
 def _used_again(truth: Truth, block: Block, parts: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a block holds if it was read after its rank's call had come back, and the rank has used the memory."""
+    """Yield the content of a block that was read after its rank had returned and reused the memory."""
     if parts[0].dtype == torch.bool:
-        return  # whatever is wrong is what a rank may write
+        return  # a rank may write any wrong value
     filled = torch.full_like(parts[0].view(torch.uint8), written_over(parts[0].dtype)).view(parts[0].dtype)
     which = "wrote over its tensor once its own call had come back: that was before the others had read it"
     yield f"what a rank {which}", filled
@@ -277,11 +274,10 @@ def _used_again(truth: Truth, block: Block, parts: list[Tensor]) -> Iterator[tup
 
 
 def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) -> str:
-    """Return which reduction was done in the place of the one asked for; empty if another explanation fits as well.
+    """Return which other reduction explains the block; empty if another explanation fits, too.
 
-    It must explain every element, the right ones too: a MAX of signed numbers that were read as unsigned is their MIN
-    in the wrong elements alone. What is also one rank's own part is more likely that: of one element the MIN always is.
-    Several reductions of bool are one.
+    It must explain every element, also the right ones: a MAX of signed numbers that were read as unsigned is their MIN
+    in the wrong elements alone. One rank's own part is a more likely explanation. Some reductions of bool are the same.
     """
     is_bool = part.dtype == torch.bool
     values = part[wrong].view(torch.uint8).view(-1, part.element_size())
@@ -297,7 +293,7 @@ def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) ->
 
 
 def _fill_tells(cell: Cell, number: int) -> bool:
-    """Whether `number` elements that hold what outputs are filled with were not written: a right value may be alike.
+    """Whether `number` elements that equal the fill of outputs show that they were not written.
 
     The fill is a NaN in floating-point dtypes, True in bool and -1 or the greatest in integers.
     """
@@ -323,10 +319,9 @@ def _is_flushed(expected: Tensor, got: Tensor) -> bool:
 
 
 def _shift(expected: Tensor, got: Tensor, differs: Tensor) -> int:
-    """Return by how many places right values stand too late, negative if too early; 0 if by none.
+    """Return by how many places right values are too late, negative if too early; 0 if by none.
 
-    It must explain every wrong element but those at an end, where others have taken their place, and those that are
-    more than can be equal by chance.
+    The shift must explain every wrong element except at the ends, and more elements than chance would.
     """
     for places in (sign * number for number in range(1, min(_MOST_PLACES, len(got) - _ENOUGH) + 1) for sign in (1, -1)):
         came, right = (got[places:], expected[:-places]) if places > 0 else (got[:places], expected[-places:])
@@ -337,7 +332,7 @@ def _shift(expected: Tensor, got: Tensor, differs: Tensor) -> int:
 
 
 def _is_permuted(expected: Tensor, got: Tensor) -> bool:
-    """Whether `got` holds the expected values in another order, as where memory was read or written in its order."""
+    """Whether `got` has the expected values in another order, such as that of memory."""
     if expected.is_complex() or expected.dtype.itemsize == 1 or len(set(expected.tolist())) < 4:
         return False
     return bool(torch.equal(expected.sort().values, got.sort().values))
@@ -350,16 +345,12 @@ def _element(flat: Tensor, index: int) -> str:
     if value.dtype.itemsize == 1 and value.dtype.is_floating_point:
         return f"{value.float().item():g}"
     if value.dtype.is_floating_point and value.dtype is not torch.float64:
-        return f"{value.item():.9g}"  # so many digits tell each float32 from the next; a float64 tells itself
+        return f"{value.item():.9g}"  # digits that distinguish every float32
     return f"{value.item()}"
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
-
-
 def wrong_sum(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return what is wrong with a sum over the group, as a clause; empty if it works. All its ranks call it."""
+    """Return what is wrong with a sum over the group, as a clause; empty if nothing is. All its ranks must call it."""
     tensor = torch.full((3,), float(group.rank() + 1), device=device)
     dist.all_reduce(tensor, group=group)
     expected = float(sum(range(1, group.size() + 1)))

@@ -1,4 +1,4 @@
-"""Kinds of tensors that autograd knows of, and modes of torch, in which an operation must give the same."""
+"""Kinds of tensors in autograd, and modes of torch, which must not affect an operation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What makes a tensor of this kind, in the same memory, and the mode in which tensors are made and passed.
+    """A function that makes a tensor of this kind, in the same memory, and the mode in which it is made and passed.
 
-    `of_outputs`: results may be of it. Autograd forbids it to write with torch's own means to a leaf that it watches,
-    as gloo does where it copies into its outputs.
+    `of_outputs`: outputs may be of it. Autograd forbids writes by torch's functions, as gloo's, to a watched leaf.
     """
 
     make: Callable[[Tensor], Tensor]

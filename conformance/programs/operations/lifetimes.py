@@ -1,4 +1,4 @@
-"""What becomes of the Works that an operation gives: how the caller comes to know that the result is there."""
+"""How a caller uses the Works of an operation to learn that the result is complete."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from torch.utils._pytree import tree_leaves
 from conformance.programs.operations.calls import Issued, wait_for_device
 from conformance.waiting.kept_waiting import own_seconds
 
-#: So long a Work is left alone where it is waited for late.
+#: The delay of a late wait.
 _LATE_S = 0.005
 _PAUSE_S = 0.0002
-#: A timeout that nothing meets.
+#: A timeout that never expires.
 _FAR = timedelta(seconds=60)
-#: Nothing that is due takes so long, where the machine lets the process have that time.
+#: No completion takes so long while the process has a processor.
 _PATIENCE_S = 3.0
-#: After a wait in vain the scenario has failed; the next one in the same way is given less, those behind it little.
+#: After a wait in vain the scenario has failed; later waits in the same way are shorter.
 _SHORTER_S = {_PATIENCE_S: 0.5, 0.5: 0.1, 0.1: 0.1}
-#: So long, and so many times in vain, a wrong result is looked at again: the right one may come later.
+#: After how long, and how many times in vain, a wrong result is compared again: it may be unfinished.
 _LINGER_S, _MOST_IN_VAIN = 0.3, 3
 
 
-#: By which the future alone tells that an operation is done.
+#: Lifetimes in which only the future reports completion.
 OF_FUTURES = ("future", "future-polled", "value", "then", "then-late")
 
 
 class Patience:
-    """How long a rank waits for what is due, in one scenario: less, once it has waited in vain."""
+    """How long a rank waits for a completion in one scenario: less after a wait in vain."""
 
     def __init__(self) -> None:
         self.way = ""
@@ -42,11 +42,11 @@ class Patience:
         self._lingers = _MOST_IN_VAIN
 
     def until(self, due: Callable[[], bool]) -> bool:
-        """Whether something becomes true in time."""
+        """Whether `due` becomes true in time."""
         return any(due() for _ in own_seconds(self._seconds.get(self.way, _PATIENCE_S), pause_s=_PAUSE_S))
 
     def comes_late(self, due: Callable[[], bool]) -> bool:
-        """Whether something is true a little later; it is not, and nobody waits, once it was not a few times."""
+        """Whether `due` is true a little later; False without a wait after a few failures."""
         if not self._lingers:
             return False
         is_late = comes_late(due)
@@ -54,29 +54,26 @@ class Patience:
         return is_late
 
     def in_vain(self) -> float:
-        """Return for how many seconds it was waited, and wait less in this `way` from now on."""
+        """Return the seconds of the last wait, and shorten the next in this `way`."""
         waited = self._seconds.get(self.way, _PATIENCE_S)
         self._seconds[self.way] = _SHORTER_S[waited]
         return waited
 
 
 def comes_late(due: Callable[[], bool]) -> bool:
-    """Whether what is not true yet is so a little later."""
+    """Whether `due` is true a little later."""
     time.sleep(_LINGER_S)
     return due()
 
 
 def complete(
-    issued: Issued,
-    lifetime: str,
-    barrier: Callable[[], None],
-    patience: Patience,
+    issued: Issued, lifetime: str, barrier: Callable[[], None], patience: Patience,
     between: Callable[[], None] = lambda: None,
-) -> str:
-    """Wait as `lifetime` says until the result must be there; return what is wrong with a Work, empty if nothing is.
+) -> str:  # fmt: skip
+    """Wait for the result by `lifetime`; return what is wrong with a Work, as a clause, empty if nothing is.
 
-    `barrier` makes all ranks of the group wait for each other, by which a Work that was dropped is known to be done.
-    Where Works are waited for twice, `between` is called after the first time.
+    `barrier` makes all ranks of the group wait for each other, which completes a dropped Work. `between` is called
+    between the two waits of `wait-twice`.
     """
     works, patience.way = issued.works, lifetime
     if lifetime == "dropped":
@@ -102,14 +99,14 @@ def complete(
 
 
 def _see_done(works: Sequence[Any], patience: Patience) -> None:
-    """Let works end of which something is wrong, if they do: else they would be under way when others are tried."""
+    """Wait for wrong works, which would otherwise be in flight during the next cell."""
     for work in works:
         with contextlib.suppress(Exception):
             _in_a_thread(work, patience)
 
 
 def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> str:
-    """Return how what Works say differs from the outputs in their order, whole or in parts; nothing is as good."""
+    """Return how the tensors of Works differ from the outputs in their order; Works without tensors are right."""
     held = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
     if not held or torch.equal(came := _joined(held), wanted := _joined(outputs)):
         return ""
@@ -122,7 +119,7 @@ def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> s
 
 
 def _result(work: Any) -> list[Tensor]:
-    """Return what result() gives; nothing where it raises, as that of torch's own class and of some of gloo's do."""
+    """Return result(); nothing if it raises, as in torch's own class and some of gloo's."""
     try:
         return list(work.result() or ())
     except RuntimeError:
@@ -130,7 +127,7 @@ def _result(work: Any) -> list[Tensor]:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return all elements; of complex numbers both parts, since torch's functions hand those on as real ones."""
+    """Return all elements; of complex numbers both parts, because torch's functions pass them on as real ones."""
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
     return torch.cat([tensor.reshape(-1) for tensor in real])
 
@@ -155,7 +152,7 @@ def _polled(work: Any, patience: Patience) -> str:
 
 
 def _future(work: Any, patience: Patience) -> str:
-    work.get_future()  # who asks again may be given another one: that of the first time is what others wait for
+    work.get_future()  # a second call may return another future
     work.get_future().wait()
     return ""
 
@@ -165,7 +162,7 @@ def _then(work: Any, patience: Patience) -> str:
 
     def seen(future: Any) -> Any:
         calls.append(1)
-        return future.value()  # on a device, what a future holds orders the stream of whoever waits for it
+        return future.value()  # on a device, a future's value orders the waiting stream
 
     work.get_future().then(seen).wait()
     return "" if len(calls) == 1 else f"a callback of the future ran {len(calls)} times"
@@ -174,7 +171,7 @@ def _then(work: Any, patience: Patience) -> str:
 def _future_polled(work: Any, patience: Patience) -> str:
     future = work.get_future()
     if patience.until(future.done):
-        future.wait()  # returns at once; on a device it orders the stream that is going to read
+        future.wait()  # returns at once; on a device it orders the reading stream
         return ""
     return f"the future was still not done after {patience.in_vain():g} s, although every rank had called"
 
@@ -196,7 +193,7 @@ def _in_a_thread(work: Any, patience: Patience, what: str = "wait() in another t
         except Exception as error:
             answers.append(f"{what} raised {type(error).__name__}: {error}")
 
-    thread = threading.Thread(target=wait, daemon=True)  # one that hangs may not hold up the end of the process
+    thread = threading.Thread(target=wait, daemon=True)  # if it hangs, the process must end
     thread.start()
     if patience.until(lambda: bool(answers)):
         thread.join()

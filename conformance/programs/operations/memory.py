@@ -1,4 +1,4 @@
-"""Tensors in every layout, each within an arena whose other bytes nobody may touch."""
+"""Tensors in every layout, each in an arena whose other bytes must not change."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 
 from conformance.programs.operations.data import sentinel, written_over
 
-#: How a tensor lies in memory. `expanded` can only be read: its rows are one row. `backwards` lie those of a list, in
-#: one piece, the last one first.
+#: Layouts of a tensor. `expanded` can only be read: its rows are one row. The tensors of a list are `backwards` if they
+#: are in one piece, the last tensor first.
 LAYOUTS = (
     "contiguous", "transposed", "strided", "channels_last", "expanded", "backwards",
     *(f"offset-{n}" for n in range(1, 16)),
 )  # fmt: skip
-#: How the tensors of a list lie: in one piece, in their order or backwards, or all but the last one in one piece.
+#: Layouts of a list: in one piece, in order or backwards, or all but the last tensor in one piece.
 OF_LISTS = ("backwards", "in-one-piece", "all-but-the-last")
-#: How inputs lie that are parts of the same buffer as the outputs, before these.
+#: The layout of inputs that are in one buffer with the outputs, before them.
 WITH_OUTPUTS = "in-one-buffer-with-the-output"
-#: How a tensor lies that has all of its storage, as most tensors of a program do. Nothing round it can be looked at.
+#: The layout of a tensor that is its whole storage.
 WHOLE = "whole-storage"
-#: So many elements lie before and after every other tensor.
+#: The number of elements before and after every other tensor.
 _GUARD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A tensor and all the memory round it, in which others may lie `beside` it."""
+    """A tensor and the memory around it, in which other tensors may lie `beside` it."""
 
     tensor: Tensor
     memory: Tensor
@@ -38,9 +38,9 @@ class Arena:
 
     @staticmethod
     def of(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> Arena:
-        """Return a tensor of `shape` in `layout`, which the sentinel fills, and other NaNs the memory round it.
+        """Return a tensor of `shape` in `layout`, filled with the sentinel, in memory filled with other NaNs.
 
-        A layout that the shape cannot have (a vector is not transposed) is contiguous.
+        A layout that the shape cannot have is contiguous.
         """
         strides, span = _strides(shape, layout)
         guard = 0 if layout == WHOLE else _GUARD
@@ -68,22 +68,22 @@ class Arena:
         return [Arena(tensor, whole.memory, whole.before, tensors) for tensor in tensors]
 
     def renew(self) -> None:
-        """Fill it as it was made."""
+        """Fill it as at first."""
         dtype = self.tensor.dtype
         self.memory.fill_(sentinel(dtype))
         if dtype != torch.bool:
-            self.memory.view(-1, dtype.itemsize)[:, 0] = sentinel(dtype) - 1  # the lowest byte: what is NaN stays one
+            self.memory.view(-1, dtype.itemsize)[:, 0] = sentinel(dtype) - 1  # the lowest byte: a NaN stays a NaN
             for one in (self.tensor, *self.beside):
                 rows = one[:1] if one.dim() and one.stride(0) == 0 else one  # of an expanded tensor all rows are one
                 _raw(rows).fill_(sentinel(dtype) if dtype.itemsize == 1 else -1)
         self.before.copy_(self.memory)
 
     def write_over(self) -> None:
-        """Fill all of it with something else: the operation is done, and whoever still reads it gets that."""
+        """Fill all of it with another value, for an operation that reads it too late."""
         self.memory.fill_(written_over(self.tensor.dtype))
 
     def fill(self, values: Tensor) -> None:
-        """Put `values`, of as many elements, into the tensor in logical order, and take that for its first state."""
+        """Copy `values`, of as many elements, into the tensor in logical order, as its state before the operation."""
         if self.tensor.dim() and self.tensor.numel() and self.tensor.stride(0) == 0 and self.tensor.shape[0] > 1:
             self.tensor[0].copy_(values.view(self.tensor.shape)[0])
         else:
@@ -93,7 +93,7 @@ class Arena:
     def touched(self) -> str:
         """Return which bytes outside of the tensor have changed, as a clause; empty if none has."""
         size = self.tensor.element_size()
-        # Nearly all are contiguous and alone; megabytes of indices take longer than the operation.
+        # A fast path: most are contiguous and alone, and megabytes of indices take longer than the operation.
         if self.tensor.is_contiguous() and not self.beside:
             start = self.tensor.storage_offset() * size
             end = start + self.tensor.numel() * size

@@ -1,4 +1,4 @@
-"""Operations that go on beside one that is tried: of another group, of the same one, or another thread's."""
+"""Operations in flight beside a cell's: of another group, of the same group, or of another thread."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 import torch.distributed as dist
 
 _NUMEL = 1000
-#: So long they are waited for where what they are beside has raised.
+#: How long to wait for them after the cell has raised.
 _PATIENCE_S = 3.0
 
-#: Waits for operations under way; returns what came out wrong, as a clause, empty if nothing did.
+#: Waits for operations in flight; returns what is wrong with them, as a clause, empty if nothing is.
 End = Callable[[], str]
 #: Issues operations.
 Begin = Callable[[], End]
 
 
 class Neighbours:
-    """A context manager: the operations that `begin` issues are under way in the block. At its end they are judged.
+    """A context manager: the operations of `begin` are in flight in the block, and `wrong` judges them at its end.
 
-    Then `wrong` is what is wrong with them. A rank goes on with it: others found nothing, and would wait for it.
+    A rank with a wrong result goes on, because the others would wait for it.
     """
 
     def __init__(self, begin: Begin, *, in_thread: bool = False) -> None:
-        """Issue nothing yet. A thread of its own, `in_thread`, issues them and waits for them."""
+        """Issue nothing yet; `in_thread`: a thread issues them and waits for them."""
         self.wrong = ""
         self._begin, self._end = begin, nothing()
         self._thread = threading.Thread(target=self._begin_and_end, daemon=True) if in_thread else None
@@ -44,7 +44,7 @@ class Neighbours:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for them and judge them; where the block has raised, wait only, lest they go on beside others."""
+        """Wait for them and judge them; if the block has raised, only wait, so that they end before the next cell."""
         if error is not None:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._end_quietly, daemon=True)
@@ -75,7 +75,7 @@ def nothing() -> End:
 
 
 def all_reduces(group: Any, device: torch.device, number: int) -> Begin:
-    """Return what issues so many all_reduces over `group`, by turns SUM and MAX. Every rank of the group calls it."""
+    """Return a function that issues all_reduces over `group`, alternately SUM and MAX. All its ranks must call it."""
 
     def begin() -> End:
         tensors = [torch.full((_NUMEL,), float(index + 1), device=device) for index in range(number)]

@@ -1,4 +1,4 @@
-"""For each operation, cells in which every two values meet that go together: few, and the same every time."""
+"""For each operation, a few fixed cells that cover every compatible pair of values of two axes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 _OTHER_AXES = tuple(axis for axis in AXES if axis != "operation")
 _SEED = 7
-#: So many cells are drawn for each that is kept.
+#: How many cells are drawn for each that is kept.
 _DRAWS = 40
-#: With these values hardly anything can be wrong.
+#: Values with which hardly anything can be wrong.
 _WEAK = frozenset({("numel", 0), ("group", "alone")})
-#: Where the other axes have these values, whatever is possible at all is possible.
+#: Values with which every possible pair of other axes is possible.
 _PLAIN = tuple(
     {"dtype": dtype, "op": op}
     for dtype, op in (("float32", "SUM"), ("int32", "BAND"), ("float32", "AVG"), ("bool", "SUM"))
@@ -32,27 +32,27 @@ _PLAIN = tuple(
 
 
 def pairs_of(cell: Cell) -> frozenset[Pair]:
-    """Return the pairs of values that meet in a cell; axes that mean nothing there have none.
+    """Return the pairs of values in a cell, without axes that do not matter there.
 
-    Where a value leaves little to go wrong, only its own pairs meet: others would seem to be tried.
+    With a weak value only its own pairs count.
     """
     values = [(axis, getattr(cell, axis)) for axis in _OTHER_AXES if _counts(cell, axis)]
     return frozenset(pair for pair in combinations(values, 2) if _WEAK.intersection(values) <= {*pair})
 
 
 def covered(cells: Iterable[Cell]) -> frozenset[tuple[str, Pair]]:
-    """Return the pairs that meet in some of `cells`, each with the operation."""
+    """Return the pairs in `cells`, each with the operation."""
     return frozenset((cell.operation, pair) for cell in cells for pair in pairs_of(cell))
 
 
-#: Lifetimes that ask a Work for more than to wait.
+#: Lifetimes that call more than `wait` of a Work.
 _ASKED = ("wait-late", "polled", "future", "future-polled", "value", "result", "then", "then-late")
 
 
 def apart(cell: Cell) -> str:
-    """Return in which scenarios a cell is: what many backends cannot do is apart from what they must all do.
+    """Return the group of scenarios of a cell: cells that many backends lack are apart.
 
-    Where a Work that was dropped fails, gloo's barrier raises its error on those ranks that come before it is gone.
+    If a dropped Work fails, gloo's barrier raises its error on ranks that are early.
     """
     if cell.dtype in COMPLEX:
         return "complex-dropped" if cell.lifetime == "dropped" else "complex"
@@ -62,27 +62,21 @@ def apart(cell: Cell) -> str:
 
 
 def drawn(seed: int, number: int) -> tuple[Cell, ...]:
-    """Return up to `number` cells whose values are drawn; none that many backends cannot do.
-
-    Nor does any wait twice: gloo copies at each wait (WORK-04).
-    """
+    """Return up to `number` drawn cells, without cells that many backends lack or that wait twice (WORK-04)."""
     rng = random.Random(seed)
     cells = (_drawn(rng, {"operation": rng.choice(tuple(OPERATIONS))}) for _ in itertools.count())
-    return distinct(itertools.islice(filter(_is_drawn, cells), number))
-
-
-def _is_drawn(cell: Cell) -> bool:
-    return _is_tried(cell) and not apart(cell) and cell.lifetime != "wait-twice"
+    chosen = (cell for cell in cells if _is_tried(cell) and not apart(cell) and cell.lifetime != "wait-twice")
+    return distinct(itertools.islice(chosen, number))
 
 
 def possible() -> frozenset[tuple[str, Pair]]:
-    """Return the pairs that can meet, each with the operation in which they can."""
+    """Return the possible pairs, each with the operation."""
     return frozenset((operation, pair) for operation in OPERATIONS for pair in _plain_cells(operation))
 
 
 @cache
 def paired_cells() -> tuple[Cell, ...]:
-    """Return cells in which all meet that can, in every operation, by a greedy choice. Takes seconds."""
+    """Return cells that cover all possible pairs of every operation, by a greedy choice. Takes seconds."""
     return tuple(cell for operation in OPERATIONS for cell in _cells_of(operation))
 
 
@@ -101,7 +95,7 @@ def _cells_of(operation: str) -> Iterator[Cell]:
 
 @cache
 def _plain_cells(operation: str) -> Mapping[Pair, Cell]:
-    """Return for each pair that can meet in an operation a cell that is as ordinary as can be otherwise."""
+    """Return for each possible pair of an operation a cell with ordinary other values."""
     found: dict[Pair, Cell] = {}
     for first, second in combinations(_OTHER_AXES, 2):
         for one, other in product(AXES[first], AXES[second]):
@@ -115,7 +109,7 @@ def _plain_cells(operation: str) -> Mapping[Pair, Cell]:
 
 
 def _drawn(rng: random.Random, fixed: dict[str, Any]) -> Cell:
-    """Return a cell with these values and others at random, most of them ordinary."""
+    """Return a cell with the `fixed` values and random others, most of them ordinary."""
     values = {
         axis: values[0] if axis not in ("operation", "dtype", "op") and rng.random() < 0.5 else rng.choice(values)
         for axis, values in AXES.items()
@@ -124,7 +118,7 @@ def _drawn(rng: random.Random, fixed: dict[str, Any]) -> Cell:
 
 
 def _cell(values: dict[str, Any]) -> Cell:
-    """Return the cell; where an operation works in place, it writes where it reads."""
+    """Return the cell; an operation in place writes where it reads."""
     if OPERATIONS[values["operation"]].in_place:
         values["writes"] = values.get("reads", "contiguous")
     return Cell(**values)

@@ -1,4 +1,4 @@
-"""Sequences of calls, drawn by a number: what came before an operation, and what is under way beside it. Pure."""
+"""Sequences of calls, drawn by a seed: operations after and beside others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
 from conformance.programs.operations.groups import members_of
 
-#: In a sequence few sizes and dtypes come again and again: what a backend keeps by them meets what is like it.
+#: A sequence repeats few of these sizes and dtypes, by which a backend may cache.
 _SIZES = (1, 3, 16, 64, 257, 1000, 5000, 20_000)
 _DTYPES = ("float32", "float64", "int64", "int32", "float16", "uint8")
 _REDUCTIONS = ("SUM", "MAX", "MIN")
 _GROUPS = ("world", "twin", "twin#2", "permuted", "without-0", "ends")
-#: So many calls at most are under way.
+#: The most calls in flight.
 _MOST_BEGUN = (1, 2, 6, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a sequence. `ends` are the numbers of earlier ones that are waited for first, in this order.
+    """One call of a sequence, after waits for the earlier calls `ends`, in this order.
 
-    `late`: the rank that comes late; -1 if none does. It `reuses` memory that earlier calls have left, if there is any.
+    `late`: the rank that calls late; -1: none. It `reuses` memory of earlier calls, if there is any.
     """
 
     cell: Cell
@@ -33,7 +33,7 @@ class Call:
 
 
 def sequence(seed: int, length: int, world_size: int) -> tuple[Call, ...]:
-    """Return `length` calls, the same on all ranks, who issue them in this order. Every operation has its numbers."""
+    """Return `length` calls, the same on all ranks, which issue them in this order. Every operation has seeds."""
     return tuple(_calls(random.Random(seed), seed, length, world_size))
 
 
@@ -66,7 +66,7 @@ def _calls(rng: random.Random, seed: int, length: int, world_size: int) -> Itera
 
 
 def _ended(rng: random.Random, begun: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return which of the calls that have begun are waited for now: some, so that fewer than `most` are left."""
+    """Return the begun calls that are waited for now, so that fewer than `most` remain."""
     order = list(begun)
     rng.shuffle(order)
     number = max(len(order) - most + 1, rng.randrange(len(order) + 1) if rng.random() < 0.15 else 0)

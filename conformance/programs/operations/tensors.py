@@ -1,4 +1,4 @@
-"""The tensors of one call on one rank, made and filled as its truth says."""
+"""The tensors of one call on one rank, filled by its truth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.programs.operations.memory import Arena
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a rank passes and what it gets: the same arenas where the operation works in place."""
+    """A rank's inputs and outputs: the same arenas if the operation works in place."""
 
     truth: Truth
     inputs: tuple[Arena, ...]
@@ -25,7 +25,7 @@ class Tensors:
 
     @staticmethod
     def of(truth: Truth, device: torch.device, arena: Callable[[Blocks], Arena] | None = None) -> Tensors:
-        """Return new tensors, the inputs filled; `arena` makes one for a tensor with these blocks, if given."""
+        """Return new tensors, the inputs filled; `arena` makes the arena of a tensor with these blocks, if given."""
 
         def new(blocks: Blocks) -> Arena:
             return Arena.of(truth.shape(blocks), dtype_of(truth.cell.dtype), "contiguous", device)
@@ -39,10 +39,10 @@ class Tensors:
         return Tensors(truth, inputs, tuple(make(blocks) for blocks in what.outputs(place)))
 
     def issue(self, group: object, timeout: timedelta | None = None) -> Issued:
-        """Issue the call in `group`, by a method with a `timeout` of its own if given; every rank of it must."""
+        """Issue the call in `group`, by a method with a `timeout` if given; all its ranks must call it."""
         passed, room = ([one.tensor for one in side] for side in (self.inputs, self.outputs))
         return issue(self.truth.cell, group, None, self.truth.place, passed, room, timeout)
 
     def wrong(self) -> str:
-        """Return what is wrong with what the rank got, as a clause; empty if nothing is."""
+        """Return what is wrong with the rank's outputs, as a clause; empty if nothing is."""
         return wrong_outputs(self.truth, [one.tensor for one in self.outputs])

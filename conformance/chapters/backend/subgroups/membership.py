@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Mapping
@@ -289,8 +290,11 @@ def split_groups(ctx: RankContext) -> Mapping[str, Trial]:
     behind = everybody[1:]
     is_member, parent = ctx.rank in behind, dist.new_group()
 
+    numbers = itertools.count()
+
     def split(group: Any, ranks: list[int]) -> Any:
-        return group.split_group(ranks, timedelta(seconds=30))
+        """Name the group as torch's own function does: of the same name, the second would find the first's ranks."""
+        return group.split_group(ranks, timedelta(seconds=30), group_name=f"{group.group_name}/{next(numbers)}")
 
     def begun(group: Any, operation: str, turn: int) -> tuple[Tensors, Any]:
         place = Place(group.rank(), group.size(), group.size() - 1, turn=turn)
@@ -308,7 +312,8 @@ def split_groups(ctx: RankContext) -> Mapping[str, Trial]:
 
     def placed() -> str:
         group = split(parent, behind)
-        return is_member * unlike("rank and size are", (group.rank(), group.size()), (ctx.rank - 1, len(behind)))
+        expected = (ctx.rank - 1, len(behind))
+        return unlike("rank and size are", (group.rank(), group.size()), expected) if is_member else ""
 
     def used() -> str:
         group = split(parent, behind)

@@ -149,11 +149,3 @@ class keeps_its_first_timeout(Relay):
 
     def set_timeout(self, timeout: timedelta) -> None:
         pass
-
-
-@of_class
-class splits_with_its_own_timeout(Relay):
-    """BUG: a group that is split off has its parent's timeout, whatever it was given."""
-
-    def split_group(self, new_ranks: list[int], timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return super().split_group(new_ranks, None, *args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 from conformance.chapters.backend.in_backend import BackendGrid, tensors_by_turns
 from conformance.chapters.variants import Variant, arguments, dashed, each
@@ -13,7 +12,6 @@ from conformance.scenario import Scenario
 _grid = BackendGrid("timeouts")
 #: Too long for what ends in time: the timeout, a busy machine, and a second wait.
 _DEADLINE_S = 8.0
-_OTHERS = {"set_timeout": "the timeout of set_timeout", "split": "the timeout of a split group"}
 _SLOW = ("all_reduce", "barrier")
 #: A busy machine may keep the slow rank for seconds longer.
 _IDLE = {"timeout_s": 4.0, "idle_s": 4.2, "late_s": 1.0}
@@ -40,10 +38,9 @@ def scenarios() -> Iterator[Scenario]:
                 called = Variant(f"{slug}-{suffix}", arguments=given, needs=needs)
                 yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=_DEADLINE_S)
         yield from _grid("TIME-06", "", "somebody_is_slow", world_size, each("operation", _SLOW))
-    for (operation, what), (capability, whose) in product(CALLED.items(), _OTHERS.items()):
-        given = {"operation": operation, "whose": whose, **next(tensors)}
-        needs = tuple(filter(None, ("timeouts", capability, what.needs)))
-        called = Variant(f"{dashed(operation)}-of-{dashed(capability)}", arguments=given, needs=needs)
+    for operation, what in CALLED.items():
+        given = {"operation": operation, "whose": "the timeout of set_timeout", **next(tensors)}
+        called = Variant(dashed(operation), arguments=given, needs=tuple(filter(None, ("set_timeout", what.needs))))
         yield from _grid("TIME-07", "", "nobody_comes", 2, called, deadline_s=_DEADLINE_S)
     idle = arguments("idle", **_IDLE)
     yield from _grid("TIME-06", "", "somebody_is_slow", 2, each("operation", _SLOW), idle, deadline_s=_DEADLINE_S)

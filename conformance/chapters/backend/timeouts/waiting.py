@@ -46,7 +46,7 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` on all ranks but the last; `whose` timeout ends it.
 
-    It is the group's, the operation's, wait's, that of set_timeout, or of a group that was split off.
+    It is the group's, the operation's, wait's, or that of set_timeout.
 
     The tensors are of `dtype`, with `numel` elements in each part; so many such calls went well `before`, if they can
     have a timeout of their own.
@@ -62,8 +62,6 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
         group: Any = dist.new_group(timeout=short if whose == "the group's timeout" else long)
         if whose == "the timeout of set_timeout":
             group.set_timeout(short)
-        elif whose == "the timeout of a split group":
-            group = group.split_group(list(range(ctx.world_size)), short)
         board, others = Board("timeout"), range(last)
         go_well(int(ctx.arguments["before"]), cell, place, group, ctx.device, timedelta(seconds=_LONG_S))
         if ctx.rank not in others:
