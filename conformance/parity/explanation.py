@@ -98,6 +98,10 @@ class _Difference:
         factor = self._factor(self._mean)
         if not self._near(self._mean, factor * self.want):
             return ""
+        if self._near(self._mean, self.want):
+            apart = _norm(self._mean - self.want) / max(_norm(self.want), _TINY)
+            said = f"All ranks have what one process has but for {apart:.1g} of its norm"
+            return f"{said}: is something rounded to fewer digits than a module's output? Then compare with dtype=None."
         return f"On all ranks {factor:.4g} times one process{_named(factor, len(self.got), self.base.backwards)}."
 
     def _weighted_shares(self) -> str:

@@ -188,12 +188,16 @@ def _results(ranks: Sequence[_Rank], done: int, idle_s: float, total_s: float) -
 
 
 def _processor_time(sessions: set[int]) -> tuple[bool, int]:
-    """Return whether a process of these sessions may run, and the clock ticks that all have used."""
+    """Return whether a thread of these sessions may run, and the clock ticks that all have used.
+
+    The thread that a process began with sleeps while gloo's threads wait for a processor.
+    """
     runnable, ticks = False, 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) in sessions:
-                runnable |= fields[0] in "RD"
+                threads = [task.read_text().rpartition(")")[2].split()[0] for task in stat.parent.glob("task/*/stat")]
+                runnable |= not {"R", "D"}.isdisjoint(threads)
                 ticks += int(fields[11]) + int(fields[12])
     return runnable, ticks

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conformance import parity as door
 from conformance.cli import main
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, present
 from conformance.parity import DifferenceError, VacuityError, examine, parity
 from conformance.parity.launch import RankError, on_ranks
 from conformance.parity.tensors import Part, assemble
@@ -249,6 +249,14 @@ def test_gradients_that_a_closure_makes_are_compared() -> None:
         optimizer.step(closure)
 
     assert "On all ranks 2 times one process" in str(examine(adamw, make_batch, step))
+
+
+def test_a_difference_in_the_last_digits_is_called_so() -> None:
+    def nearly(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            present(parameter.grad).mul_(1 + 1e-9 * (dist.get_world_size() - 1))
+
+    assert "but for 1e-09 of its norm" in str(examine(make_model, make_batch, models.step_of(between=nearly)))
 
 
 def test_vacuity_is_an_error_of_its_own() -> None:
