@@ -1,5 +1,6 @@
 """Programs about a wrapper that continues with other ranks: `_update_process_group` and related methods."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -273,7 +274,7 @@ def finalized_reducer(ctx: RankContext) -> None:
         turn.forward(model, turn.inputs(4, 3), "b")
     ask("evaluated")
     module.armed = ctx.arguments["accident"] == "bomb"
-    with ctx.catching("spoiled"):
+    with contextlib.suppress(Exception):
         _backward(model, turn, 2, "b" if module.armed else "-")
     ask("accident")
     model._update_process_group(ctx.process_group)

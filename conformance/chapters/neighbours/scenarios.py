@@ -127,7 +127,7 @@ def _unused_beside_wrappers() -> Iterator[Scenario]:
 def _unused_beside_collectives() -> Iterator[Scenario]:
     for place in PLACES:
         requirement = "NEIGH-06" if place in IN_BACKWARD else "NEIGH-07"
-        beside = arguments(dashed(place), layout="alone", collective=place, own_group=place == "thread")
+        beside = arguments(dashed(place), layout="alone", collective=place)
         for unused in UNUSED[1:]:
             for layer in (0, 1, 2) if place in IN_BACKWARD else (1,):
                 if _skips_the_hooks(unused, place, layer):

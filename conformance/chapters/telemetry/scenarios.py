@@ -15,7 +15,6 @@ from conformance.chapters.variants import (
     Variant,
     arguments,
     capped,
-    fields,
 )
 from conformance.scenario import Scenario
 
@@ -87,9 +86,8 @@ def _levels() -> Iterator[Scenario]:
     info, detail, off = (arguments(level.lower(), level=level) for level in ("INFO", "DETAIL", "OFF"))
     by_environment = arguments("by-environment", by_environment=True)
     spare = UNUSED | Variant(arguments={"spare_by_rank": True}, needs=("find_unused_parameters",))
-    own_group = arguments("own-group", own_group=True) | fields(min_collectives=0)
     for level in (info, detail):
-        ways = (PLAIN, VIEW, STATIC, SCALARS_ALONE, PLAIN.at(1, 3), by_environment, spare, own_group.at(1, 2))
+        ways = (PLAIN, VIEW, STATIC, SCALARS_ALONE, PLAIN.at(1, 3), by_environment, spare)
         yield from _grid("TELE-16", "", "debug_level", 2, level, ways)
         yield from _grid("TELE-17", "", "debugged_mistake", 2, level, (PLAIN.at(2, 3), by_environment), ENDS_SOON)
     yield from _grid("TELE-18", "", "debugged_milestones", (1, 2), (off, info, detail))
