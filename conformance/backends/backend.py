@@ -26,7 +26,7 @@ FOR_DDPS = frozenset({
 CAPABILITIES = FOR_DDPS | {
     "abort", "any_source", "bitwise", "bool", "complex128", "float8", "in_place", "int16", "int8",
     "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reduce",
-    "set_timeout", "single_coalesced", "split", "tags", "timeouts", "uint8", "unordered_groups",
+    "set_timeout", "single_coalesced", "tags", "timeouts", "uint8", "unordered_groups",
 }  # fmt: skip
 
 BUILT_IN = {

@@ -18,7 +18,6 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
     interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # the zygote sets it, for several hosts to theirs
     options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
     options._timeout = timeout
-    options.global_ranks_in_group = list(range(world_size))  # without them split_group of a new group ends the process
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 

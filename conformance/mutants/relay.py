@@ -63,10 +63,6 @@ class Relay(dist.ProcessGroup):
         """Hand it to gloo, which looks at it in every later call."""
         self.inner.set_timeout(timeout)
 
-    def split_group(self, new_ranks: list[int], timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return gloo's group of the ranks, None on others; every rank calls it."""
-        return self.inner.split_group(new_ranks, timeout, *args, **kwargs)
-
     def shutdown(self) -> None:
         """Shut gloo's group down."""
         self.inner.shutdown()

@@ -1,6 +1,5 @@
 """Programs about groups: who is in them, how ranks are counted, and that each is its own."""
 
-import itertools
 import random
 import time
 from collections.abc import Mapping
@@ -12,13 +11,8 @@ import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import device_backend
-from conformance.programs.operations.cell import Cell
-from conformance.programs.operations.description import OPERATIONS, Place
-from conformance.programs.operations.judging import Truth
-from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 
-_EVERY_BACKEND_HAS = tuple(name for name, operation in OPERATIONS.items() if not operation.needs)
 _KNOWN = ("rank and size of groups", "rank and size of their backends", "global ranks of members", "non-members")
 
 
@@ -273,62 +267,3 @@ def local_synchronisation(ctx: RankContext) -> Mapping[str, Trial]:
         return first_wrong(sum_of([0, 1]), sum_of([last]), sum_of(list(range(ctx.world_size))))
 
     return {_LOCAL[0]: lambda: sum_of([0, last]), _LOCAL[1]: after}
-
-
-_SPLIT = (
-    "rank and size in a split group", "operations of a split group", "two groups split from the same ranks",
-    "a group split from a split one", "ranks outside of a split group",
-)  # fmt: skip
-
-
-@judged("split_groups", always(*_SPLIT))
-def split_groups(ctx: RankContext) -> Mapping[str, Trial]:
-    """Split groups from one of all ranks; all of these call split_group, and the named ones get a group."""
-    everybody = list(range(ctx.world_size))
-    behind = everybody[1:]
-    is_member, parent = ctx.rank in behind, dist.new_group()
-
-    numbers = itertools.count()
-
-    def split(group: Any, ranks: list[int]) -> Any:
-        """Name the group as torch's own function does: of the same name, the second would find the first's ranks."""
-        return group.split_group(ranks, timedelta(seconds=30), group_name=f"{group.group_name}/{next(numbers)}")
-
-    def begun(group: Any, operation: str, turn: int) -> tuple[Tensors, Any]:
-        place = Place(group.rank(), group.size(), group.size() - 1, turn=turn)
-        tensors = Tensors.of(Truth(Cell(operation, "int64", root=place.root, path="group"), place), ctx.device)
-        return tensors, tensors.issue(group).works
-
-    def wrong(tensors: Tensors, works: Any) -> str:
-        for work in works:
-            work.wait()
-        found = tensors.wrong()
-        return found and f"of {tensors.truth.cell.operation} {found}"
-
-    def operations(group: Any) -> str:
-        return first_wrong(*(wrong(*begun(group, name, turn)) for turn, name in enumerate(_EVERY_BACKEND_HAS)))
-
-    def placed() -> str:
-        group = split(parent, behind)
-        expected = (ctx.rank - 1, len(behind))
-        return unlike("rank and size are", (group.rank(), group.size()), expected) if is_member else ""
-
-    def used() -> str:
-        group = split(parent, behind)
-        return operations(group) if is_member else ""
-
-    def twice() -> str:
-        both = [split(parent, everybody) for _ in range(2)]
-        order = both if ctx.rank % 2 else both[::-1]
-        started = [begun(group, "all_reduce", both.index(group)) for group in order]
-        return first_wrong(*(wrong(*one) for one in started))
-
-    def nested() -> str:
-        group = split(split(parent, everybody), behind)
-        return operations(group) if is_member else ""
-
-    def outside() -> str:
-        answer = split(parent, behind)
-        return "" if is_member or answer in (None, dist.GroupMember.NON_GROUP_MEMBER) else f"split_group gave {answer}"
-
-    return dict(zip(_SPLIT, (placed, used, twice, nested, outside), strict=True))

@@ -150,33 +150,3 @@ def leaves_the_tail_of_one_rank(group: Any, call: Any, output: Any, sent: Any, *
     if group.size() == 1 and output.dtype == torch.bfloat16 and output.numel() > len(tail):
         output.view(-1)[-8:] = tail
     return work
-
-
-@of_class
-class splits_nobody_off(Relay):
-    """BUG: split_group gives every rank a group of all ranks."""
-
-    def split_group(self, new_ranks: list[int], timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return super().split_group(list(range(self.size())), timeout, *args, **kwargs)
-
-
-@of_class
-class splits_once(Relay):
-    """BUG: to split the same ranks a second time gives the first group again."""
-
-    def split_group(self, new_ranks: list[int], timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        made = self.__dict__.setdefault("made", {})
-        if tuple(new_ranks) not in made:
-            made[tuple(new_ranks)] = super().split_group(new_ranks, timeout, *args, **kwargs)
-        return made[tuple(new_ranks)]
-
-
-@of_class
-class splits_off_the_ranks_outside(Relay):
-    """BUG: split_group gives the ranks that are not named a group of their own."""
-
-    def split_group(self, new_ranks: list[int], timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        others = [rank for rank in range(self.size()) if rank not in new_ranks]
-        lists = (new_ranks, others) if others else (new_ranks,)
-        made = [self.inner.split_group(ranks, timeout) for ranks in lists]
-        return next(group for group in made if group is not None)

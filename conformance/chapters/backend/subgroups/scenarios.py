@@ -23,7 +23,6 @@ def scenarios() -> Iterator[Scenario]:
         ):
             yield from _grid(requirement, slug, program, world_size, also=also)
         yield from _grid("GRP-16", "dozens", "many_groups", world_size)
-        yield from _grid("GRP-17", "split", "split_groups", world_size, needs=("split", "unordered_groups"))
         yield from _grid("GRP-09", "", "refused_calls", world_size, each("case", ["unknown-ranks"]))
         yield from _grid("GRP-07", "local", "local_synchronisation", world_size, needs=("local_synchronization",))
     operations = [operation for operation, what in OPERATIONS.items() if what.rooted]
