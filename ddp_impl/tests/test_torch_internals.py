@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from ddp_impl.torch_internals import __main__ as command
 from ddp_impl.torch_internals import names
 
 FOLDER = Path(names.__file__).parent
-LISTED = {name for listed in command._NEEDED.values() for name in listed}
+LISTED = {name for listed in names.needed().values() for name in listed}
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -40,7 +42,14 @@ def test_a_missing_name_takes_its_feature_and_says_so(
     for use in (absent, lambda: absent.attribute):
         with pytest.raises(NotImplementedError, match="All else works as ever"):
             use()
-    monkeypatch.setattr(command, "_NEEDED", {names.COMPILE: ("torch._dynamo.no_such",)})
+    monkeypatch.setattr(command, "needed", lambda: {names.COMPILE: ("torch._dynamo.no_such",)})
     assert command._check() == 1
     assert "MISSING" in (said := capsys.readouterr().out)
     assert "without torch.compile, all else works" in said
+
+
+@pytest.mark.parametrize("name", ["torch._C._current_graph_task_id", "torch._C._distributed_c10d.GradBucket"])
+def test_without_a_name_that_averaging_needs_the_import_says_which(name: str) -> None:
+    program = f"import torch; del {name}; import ddp_impl"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"has no {name}: install another version of torch" in done.stderr.splitlines()[-1]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import sys
-import tomllib
-from importlib import resources
 
 import torch
 
-from ddp_impl.torch_internals.names import is_there
-
-#: The names by the feature that needs them.
-_NEEDED = tomllib.loads((resources.files("ddp_impl.torch_internals") / "names.toml").read_text())
+from ddp_impl.torch_internals.names import is_there, needed
 
 
 def _check() -> int:
     """Print a line for each name, and what is lost with those that are missing."""
     print(f"torch {torch.__version__}")
     lost = set()
-    for feature, names in _NEEDED.items():
+    for feature, names in needed().items():
         for name in names:
             there = is_there(name)
             lost |= set() if there else {feature}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 import warnings
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any, Never
 
 import torch
 
-#: A feature that names are needed for; `names.toml` has all.
+#: A feature that names are needed for.
 COMPILE = "torch.compile"
 
 
@@ -34,6 +37,20 @@ def is_there(name: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def needed() -> Mapping[str, Sequence[str]]:
+    """Return all names by the feature that needs them, of which "averaging" is all of ddp_impl."""
+    return tomllib.loads((resources.files(__package__) / "names.toml").read_text(encoding="utf-8"))
+
+
+def explain_missing(error: Exception) -> None:
+    """Raise `ImportError` from `error` if torch lacks a name without which nothing works."""
+    if missing := [name for name in needed()["averaging"] if not is_there(name)]:
+        raise ImportError(
+            f"ddp_impl does not work with torch {torch.__version__}, which has no {', '.join(missing)}: install another"
+            " version of torch (docs/torch_versions.md says which were tested), or a newer ddp_impl"
+        ) from error
 
 
 def needed_for(feature: str, name: str, *, instead: Any = None) -> Any:
