@@ -3,16 +3,19 @@
 The other backend takes part a second time, in a group of its own, which shows how much of a ratio is noise.
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from conformance.backends.backend import Backend
 from conformance.bench.curve import Curve, Plot, Point
-from conformance.bench.measure import WARM_UP_ROUNDS, run_program
 from conformance.bench.ratio import BESIDE, CPU, ONE_BY_ONE, Ratio, itself, quartiles
-from conformance.programs.operations.description import CALLED
 from conformance.subjects.subject import by_itself
+
+if TYPE_CHECKING:
+    from conformance.backends.backend import Backend
 
 OPERATIONS = (
     "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "send_recv",
@@ -109,6 +112,8 @@ def _labels(backend: str, against: str) -> tuple[str, str, str]:
 
 def operations_of(backend: Backend, against: Backend) -> tuple[str, ...]:
     """Return the operations of `OPERATIONS` that both backends have."""
+    from conformance.programs.operations.description import CALLED  # here, as below: a table does not wait for torch
+
     both = backend.capabilities & against.capabilities
     return tuple(name for name in OPERATIONS if CALLED[name].needs in both | {""})
 
@@ -126,6 +131,8 @@ def measure(
 
     Raises `ConformanceError` when a rank does not finish.
     """
+    from conformance.bench.measure import WARM_UP_ROUNDS, run_program
+
     labels = _labels(backend.name, against.name)
     chosen = tuple(sorted(sizes)) if operation != "barrier" else (1,)
     names = ("", against.source or against.name, against.source or against.name)

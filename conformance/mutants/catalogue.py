@@ -19,6 +19,7 @@ breaks.
 import importlib
 import inspect
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -134,7 +135,10 @@ def load_mutants() -> tuple[Mutant, ...]:
         if path.is_file():
             found += _mutants(f"{package}.mutants", tomllib.loads(path.read_text(encoding="utf-8")))
     backends = {"gloo": tomllib.loads(PATH.read_text(encoding="utf-8"))["gloo"]}
-    return (*found, *_mutants("conformance.mutants.backends", backends))
+    found += _mutants("conformance.mutants.backends", backends)
+    twice = [name for name, count in Counter(mutant.name for mutant in found).items() if count > 1]
+    certain(not twice, f"two mutants have the name {', '.join(twice)}")
+    return tuple(found)
 
 
 def _mutants(module: str, tables: dict[str, dict[str, dict[str, Any]]]) -> list[Mutant]:

@@ -369,22 +369,31 @@ COLLECTIVES: tuple[Rung, ...] = (
         operation="recv_anysource",
         fewest_ranks=2,
     ),
-    Rung(
-        "timeouts",
-        "a wait for a rank that never comes ends with an error",
-        "What `create` got as timeout bounds every operation, where its options give no other; or leave timeouts out of"
-        " the capabilities.",
-        program="nobody_comes",
-        arguments={
-            "operation": "all_reduce",
-            "whose": "the group's timeout",
-            "dtype": "float32",
-            "numel": 7,
-            "before": 0,
-        },
-        capability="timeouts",
-        fewest_ranks=2,
-        waits=True,
+    *(
+        Rung(
+            capability,
+            asks,
+            f"{advice}; or leave {capability} out of the capabilities.",
+            program="nobody_comes",
+            arguments={"operation": "all_reduce", "whose": whose, "dtype": "float32", "numel": 7, "before": 0},
+            capability=capability,
+            fewest_ranks=2,
+            waits=True,
+        )
+        for capability, asks, whose, advice in (
+            (
+                "timeouts",
+                "a wait for a rank that never comes ends with an error",
+                "the group's timeout",
+                "What `create` got as timeout bounds every operation, where its options give no other",
+            ),
+            (
+                "set_timeout",
+                "set_timeout holds for every later call",
+                "the timeout of set_timeout",
+                "The group's set_timeout replaces the timeout that `create` got",
+            ),
+        )
     ),
     Rung(
         "unordered groups",

@@ -109,7 +109,7 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
 
 
 @replaces(Ours, "__init__")
-def ComparesNoOptions(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+def ComparesNoArguments(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: ranks may give the options different values, and wait for collectives that others never issue."""
     describe = replicas.describe
 
