@@ -195,10 +195,10 @@ def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyP
 
 def rank_that_waits(rank: int) -> list[str]:
     """Rank 1 comes to its backward only when rank 0 has said that it waits."""
-    peers.slow_waits._slow_s = 0.2
     store = dist.distributed_c10d._get_default_store()
     layer = torch.nn.Linear(2, 2)
     ddp = DistributedDataParallel(layer)
+    peers.slow_waits._slow_s = 0.2  # now: on a busy machine ranks wait as long in the constructor
     said: list[str] = []
     handler = logging.Handler()
 

@@ -1,5 +1,6 @@
 """Programs of lazy buckets: what a DDP holds between steps, and gradients that the user keeps; and a vain search."""
 
+import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,9 @@ NUM_STEPS = 3
 #: Of each of two weights of 36 MiB: the C library gives so large a piece of memory back when it is freed.
 LARGE = (3072, 3072)
 _MIB = 2**20
+_MOST_MIB = 36
+#: A DDP that holds its buckets holds them for good, so that only its failure takes this long.
+_PATIENCE_S = 10.0
 _step = step_on(3, WIDTH)
 
 
@@ -63,8 +67,10 @@ def bucket_memory(ctx: RankContext) -> None:
         turn = rank_step(ctx, index)
         turn.backward(turn.forward(model))
         module.zero_grad()
-    held = (resident_bytes() - before) / _MIB
-    ctx.observe("held", held, must=at_most(36, "MiB, half of the bucket"))
+    until = time.monotonic() + _PATIENCE_S
+    while (held := (resident_bytes() - before) / _MIB) > _MOST_MIB and time.monotonic() < until:
+        time.sleep(0.05)  # a thread of gloo drops its reference to what it has sent when it next gets a processor
+    ctx.observe("held", held, must=at_most(_MOST_MIB, "MiB, half of the bucket"))
 
 
 class _Sum(nn.Module):
