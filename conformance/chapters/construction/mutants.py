@@ -108,18 +108,6 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
         init(*args, **kwargs)
 
 
-@replaces(Ours, "__init__")
-def ComparesNoArguments(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: ranks may give the options different values, and wait for collectives that others never issue."""
-    describe = replicas.describe
-
-    def without(*args: Any, **options: Any) -> Replica:
-        return dataclasses.replace(describe(*args, **options), options={})
-
-    with mock.patch.object(distributed, "describe", without):
-        init(*args, **kwargs)
-
-
 @replaces(Peers, "refuse_unlike")
 def WaitsForWhoComparesNothing(peers: Peers, refuse_unlike: Call, compares: bool) -> None:
     """BUG: a rank with `init_sync` waits in the constructor for ranks without it, until the group's timeout."""

@@ -148,7 +148,7 @@ def CastsTheModule(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwarg
 
 @replaces(Ours, "__init__")
 def ComparesNoOptions(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
-    """BUG: ranks with different options are not refused."""
+    """BUG: ranks with different options are not refused, and wait for collectives that others never issue."""
     describe = replicas.describe
 
     def without(*args: Any, **options: Any) -> Replica:
