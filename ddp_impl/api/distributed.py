@@ -179,7 +179,7 @@ class DistributedDataParallel(JoinedWrapper):
             self.device_mesh = device_mesh
         self._peers = Peers(self.process_group)
         self.parameters_to_ignore = set(ignored_names(module))
-        with self._peers.telling("construction"):
+        with self._peers.publishing_errors("construction"):
             members = managed_parameters(module, self.parameters_to_ignore)
             check_nested(module, members, gradient_as_bucket_view)
             self.device_type = device_type(module, self.parameters_to_ignore)
@@ -214,7 +214,7 @@ class DistributedDataParallel(JoinedWrapper):
         )
         self._copied: Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
-        self._peers.say_whether_compared(init_sync)
+        self._peers.publish_init_sync(init_sync)
         self._knows_others = init_sync  # as far as they have said whether they compare
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)

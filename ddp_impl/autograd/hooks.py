@@ -98,7 +98,7 @@ class AutogradHooks:
         shared = self.shared()
         return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
 
-    def come_last(self) -> bool:
+    def run_after_user_hooks(self) -> bool:
         """Have hooks that the user registered later be called before these; return whether there were any."""
         if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
             return False
@@ -127,7 +127,7 @@ class AutogradHooks:
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
         """Return the hook of a parameter."""
-        # The hot path. It does what `Arrivals._settle` does, without a call.
+        # The hot path. It does what `Arrivals._await_no_more` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         moves_early = self._moves_early
         listener: Any = self._listener
@@ -135,7 +135,7 @@ class AutogradHooks:
         def gradient_arrived(_: Tensor) -> None:
             if due[index] == 1:
                 if moves_early[index]:
-                    listener().early_moves.came(index)
+                    listener().early_moves.move(index)
                 due[index] = 0
                 bucket = bucket_of[index]
                 left = pending[bucket] - 1

@@ -193,7 +193,7 @@ def used_after_all(rank: int, name: str, *, static: bool) -> str:
     )
 
 
-def came_late(rank: int, name: str, iteration: int) -> str:
+def gradient_of_unused(rank: int, name: str, iteration: int) -> str:
     """Return the warning for a gradient of a parameter that an iteration, over by now, has counted as unused."""
     return (
         f"[rank {rank}] parameter '{name}' counted as unused in iteration {iteration}, and a backward has brought it "
@@ -207,8 +207,8 @@ def went_past_the_wrapper(rank: int, name: str, iteration: int) -> str:
     """Return the warning for a gradient of a backward that passed no output of forward, after an iteration."""
     return (
         f"[rank {rank}] after iteration {iteration} parameter '{name}' received a gradient from a backward that passed "
-        "no output of this DistributedDataParallel's forward. Gradients of such a backward are not averaged: each rank "
-        "keeps its own, and the replicas drift apart. Call the wrapper, ddp(...), instead of ddp.module(...) or a "
+        "no output of this DistributedDataParallel's forward. Each rank keeps its own gradient, unless the "
+        "next synchronised backward finds it in .grad: the replicas drift apart. Call the wrapper, ddp(...), instead of ddp.module(...) or a "
         "method of the module. Where local gradients are meant, run the forward under ddp.no_sync()."
     )
 

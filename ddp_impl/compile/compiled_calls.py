@@ -162,7 +162,7 @@ class CompiledCalls:
         self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         # What the ranks of a group have agreed on: rank 0's order, or None if not all average in graph.
         self._agreed: tuple[dist.ProcessGroup, Sequence[int] | None] | None = None
         self.averages_in_graph: InGraphReducer | None = None
@@ -251,7 +251,7 @@ class CompiledCalls:
         if forward.aim is None:
             answer = forward.averages()
             if answer is not None and not self.is_whole:
-                self._tell_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
+                self._warn_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
                 answer = None
             if answer is not None and self._agreed == (answer.group, None):
                 answer = None
@@ -311,9 +311,9 @@ class CompiledCalls:
                 error.add_note(messages.IN_GRAPH_NO_MORE)
                 raise
             self._agreed = group, self.agree(None)
-            self._tell_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
+            self._warn_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
         except _OthersSplitError:
-            self._tell_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
+            self._warn_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
         except _OtherOrderError:
             self._reducers.clear()
             self.callbacks.clear()
@@ -345,9 +345,9 @@ class CompiledCalls:
         """Ask the ranks anew whether all have one graph; all ranks of the group must call it."""
         self._agreed = None
 
-    def _tell_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
             log.warning(message)
 
 
