@@ -207,9 +207,10 @@ def went_past_the_wrapper(rank: int, name: str, iteration: int) -> str:
     """Return the warning for a gradient of a backward that passed no output of forward, after an iteration."""
     return (
         f"[rank {rank}] after iteration {iteration} parameter '{name}' received a gradient from a backward that passed "
-        "no output of this DistributedDataParallel's forward. Each rank keeps its own gradient, unless the "
-        "next synchronised backward finds it in .grad: the replicas drift apart. Call the wrapper, ddp(...), instead of ddp.module(...) or a "
-        "method of the module. Where local gradients are meant, run the forward under ddp.no_sync()."
+        "no output of this DistributedDataParallel's forward. Each rank keeps its own gradient, unless the next "
+        "synchronised backward finds it in .grad: the replicas drift apart. Call the wrapper, ddp(...), instead of "
+        "ddp.module(...) or a method of the module. Where local gradients are meant, run the forward under "
+        "ddp.no_sync()."
     )
 
 

@@ -287,7 +287,7 @@ class Iteration:
 
 @dataclass(eq=False, slots=True)
 class Backward:
-    """A run of autograd's engine; `has_named_missing`: an error has named what is missing; `arrived`: if it is local."""
+    """A run of autograd's engine; `has_named_missing`: an error has, of what is missing; `arrived`: of a local one."""
 
     number: int = -1
     has_named_missing: bool = False

@@ -85,7 +85,9 @@ def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.Monke
         zero.refuse_unlike(compares=True)
         zero.company.run = one.company.run = run
         with ThreadPoolExecutor() as pool:
-            told = [pool.submit(each.exchange_by_store, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)]
+            told = [
+                pool.submit(each.exchange_by_store, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)
+            ]
             assert [each.result() for each in told] == [[run, run] if run else None] * 2
         one.publish("raised, perhaps")
         assert "rank 1 raised, perhaps" in failed_wait(zero)

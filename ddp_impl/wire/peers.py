@@ -103,7 +103,7 @@ class Peers:
             if store is not None and others and not compares:
                 _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
-            other = None if store is None else self._read(store, f"compares {not compares}")
+            other = None if store is None else self._value_of(store, f"compares {not compares}")
         if other is not None:
             raise ReplicaMismatchError(
                 f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
@@ -198,7 +198,7 @@ class Peers:
         with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
             self._write(f"{rank}/waits", [step, f"{what} in {phase}"])
             others = [other for other in range(size_of(self.group)) if other != rank]
-            told = {other: left for other in others if (left := self._read(store, f"{other}/waits"))}
+            told = {other: left for other in others if (left := self._value_of(store, f"{other}/waits"))}
             waiting = {other: where for other, (at, where) in told.items() if at >= step}
             log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
@@ -258,7 +258,7 @@ class Peers:
         with contextlib.suppress(Exception):
             while others:
                 for rank in sorted(others):
-                    if left := self._read(store, f"{rank}"):
+                    if left := self._value_of(store, f"{rank}"):
                         others.discard(rank)
                         report = FailureReport(**left)
                         if report.step >= self.step - 1:  # an older one was about something that is over
@@ -276,7 +276,7 @@ class Peers:
             with contextlib.suppress(Exception):  # the error that is being raised, perhaps, matters more
                 store.set(self.key_of(about), json.dumps([time.time(), value]))
 
-    def _read(self, store: Store, about: str) -> Any:
+    def _value_of(self, store: Store, about: str) -> Any:
         """Return what was left about this, None if nothing; while the run has no name, since this process began."""
         if not store.check([self.key_of(about)]):
             return None
@@ -364,7 +364,7 @@ class SlowWaits:
                 self.watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
                 self.watcher.start()
 
-    def _write(self) -> None:
+    def _leave(self) -> None:
         self._num_served -= 1
         watcher = self.watcher
         if self._num_served == 0 and watcher is not None:
