@@ -511,7 +511,8 @@ class InGraphBackwards:
         averages.take_effect(True)  # unless its backward says otherwise
         self._reducer.telemetry.warned.add("local")  # what accumulates is an average, which the reducer does not know
         self._reducer.reduction.used_locally.clear()  # the graph brings all; one captured with others would differ
-        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
+        since = self._reducer.num_nodes_before_forward
+        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use, since=since, of="graph")
 
     def _reached(self, averages: InGraphReducer) -> None:
         if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is

@@ -115,14 +115,26 @@ class AutogradHooks:
         if not self._node_handles:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
-    @staticmethod
-    def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
-        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one."""
+    def on_backward(
+        self, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None, *, since: int, of: str
+    ) -> bool:
+        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one.
+
+        A graph that is older than forward, which began at node number `since`, may outlive many forwards that return
+        it: the hook of the latest one `of` a kind takes the place of the one before.
+        """
         reached, can_reach = _reporter(report, keeps), False
         for output in outputs:
             for node in nodes_behind(output):
-                node.register_prehook(reached)
+                handle = node.register_prehook(reached)
                 can_reach = True
+                if node._sequence_nr() < since:
+                    latest = node.metadata.setdefault(  # type: ignore[attr-defined]
+                        f"ddp_impl {of}", weakref.WeakKeyDictionary()
+                    )
+                    if (before := latest.get(self)) is not None:
+                        before.remove()
+                    latest[self] = handle
         return can_reach
 
     def counting(self, index: int) -> Callable[[Tensor], None]:

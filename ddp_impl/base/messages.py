@@ -74,6 +74,16 @@ def unfinished(
     )
 
 
+def reached_no_output(rank: int) -> str:
+    """Return the message for a backward that brought every gradient by a way past what forward returned."""
+    return (
+        f"[rank {rank}] Expected to have finished reduction in the prior iteration before starting a new one. The last "
+        "backward brought every parameter its gradient and reached no tensor that forward returned, so that with "
+        "static_graph=True another backward of the iteration might follow: the gradients are not averaged. Return from "
+        "forward the loss, or what it is computed from, or leave static_graph out."
+    )
+
+
 def aborted(rank: int) -> str:
     """Return the message for a last backward that an exception ended halfway."""
     return (
@@ -273,6 +283,10 @@ def _place(traceback: TracebackType | None) -> str:
         traceback = traceback.tb_next
     code = traceback.tb_frame.f_code
     return f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
+
+
+#: What a rank publishes whose last backward brought every gradient by a way past what forward returned.
+PASSED_BY = "its last backward reached no tensor that forward returned"
 
 
 def lacks(names: Sequence[str], step: int) -> str:

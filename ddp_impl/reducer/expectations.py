@@ -123,6 +123,9 @@ class Every:
         if not reduction.iteration.is_incomplete:
             return reduction.error(messages.aborted(reduction.rank))
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
+        if not missing:
+            text = messages.reached_no_output(reduction.rank)
+            return reduction.error(text + peers.exchange(messages.PASSED_BY))
         text = messages.unfinished(
             reduction.rank,
             missing,

@@ -183,12 +183,15 @@ class Reducer:
         self.hooks.captures, self.early_moves.movable = captures, not captures
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
-        iteration.is_announced |= self.hooks.on_backward(outputs, self.output_reached, in_use)
+        iteration.is_announced |= self.hooks.on_backward(
+            outputs, self.output_reached, in_use, since=self.num_nodes_before_forward, of="averages"
+        )
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
-        self.hooks.on_backward(outputs, partial(self._local_output_reached, self._num_triggers))
+        report = partial(self._local_output_reached, self._num_triggers)
+        self.hooks.on_backward(outputs, report, since=self.num_nodes_before_forward, of="no_sync")
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun whose reduction is not complete.
