@@ -71,7 +71,7 @@ class MixedPrecision:
         return checked
 
     def check_can_cast(self, module: nn.Module) -> None:
-        """Raise `ValueError` where casts would not reach what runs: a bare list of parameters (replicate()), a script."""
+        """Raise `ValueError` where casts reach nothing: a bare list of parameters (replicate()), a scripted module."""
         if self.param_dtype is not None and type(module) is nn.ParameterList:
             raise ValueError(
                 f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast while DistributedDataParallel "
