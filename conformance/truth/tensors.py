@@ -51,7 +51,7 @@ def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
     """Return the mean in the layout of the parameter's gradient, or else of the parameter."""
     if mean.is_sparse:
         return mean.clone()
-    like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad
+    like = parameter if parameter.grad is None else parameter.grad
     return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
 
 
