@@ -82,7 +82,9 @@ def values_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor | None]:
         found[f"{prefix}parameter {name}"] = parameter.detach().clone()
         found[f"{prefix}grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
     for name, buffer in module.named_buffers():
-        found[f"{prefix}buffer {name}"] = buffer.detach().clone()
+        for part in getattr(buffer, "__tensor_flatten__", lambda: ([""], None))()[0]:
+            kept = getattr(buffer, part) if part else buffer
+            found[" ".join(filter(None, (f"{prefix}buffer {name}", part)))] = kept.detach().clone()
     return found
 
 
