@@ -52,13 +52,15 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     return dict.fromkeys(range(scenario.world_size), refused)
 
 
-#: A rank that raises no sooner has waited for the group.
-_TIMEOUT = timedelta(seconds=120)
+#: How long the others wait in vain, and a rank that waits for the group's timeout: longer than the scenario may take.
+_OTHERS_WAIT, _TIMEOUT = timedelta(seconds=6), timedelta(seconds=300)
 
 
 @program("lone_change", invariants=("leaves_no_trace",))
 def lone_change(ctx: RankContext) -> None:
     """Take a step, change buffer `mean` as argument `change` says on rank `odd` alone, and take another.
+
+    The odd rank has a longer timeout than the others, so that it raises before its own or not at all.
 
     `starts_with`: the buffers before. Observes `raised`, what the second step raised. All ranks run it.
     """
@@ -67,15 +69,17 @@ def lone_change(ctx: RankContext) -> None:
     module = with_integer_weights(nn.Linear(3, 2), ctx.scenario.seed).to(ctx.device)
     for name in ctx.arguments["starts_with"]:
         module.register_buffer(name, torch.full((2,), float(ctx.rank), device=ctx.device))
-    group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
+    is_odd = ctx.rank == ctx.arguments["odd"]
+    group = instance(dist.new_group(timeout=_TIMEOUT if is_odd else _OTHERS_WAIT), dist.ProcessGroup)
     model = ctx.wrap(module, process_group=group)
     for step in range(2):
         turn = rank_step(ctx, step)
         with ctx.catching(f"raised{step}"):
             turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-        if step == 0 and ctx.rank == ctx.arguments["odd"]:
+        if step == 0 and is_odd:
             module.register_buffer("mean", CHANGES[ctx.arguments["change"]]())
-    dist.destroy_process_group(group)  # the others wait no longer than that
+    dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
+    dist.destroy_process_group(group)
 
 
 @lone_change.expects
