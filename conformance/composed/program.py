@@ -138,7 +138,7 @@ def _over_a_used_store(ctx: RankContext) -> dist.ProcessGroup:
     """Return a group of all ranks whose store has served a run that an exception ended. All ranks must call it."""
     store = PrefixStore(ctx.scenario.id, dist.distributed_c10d._get_default_store())
     with torch.random.fork_rng(devices=[]):
-        module = nn.Sequential(nn.Linear(1, 1)).to(ctx.device)
+        module: Any = nn.Sequential(nn.Linear(1, 1)).to(ctx.device)
     model = ctx.wrap_with(module, {"process_group": bare_group(ctx, ctx.process_group, store)})
     model(torch.ones(1, 1, device=ctx.device)).sum().backward()
     module.register_buffer("seen", torch.ones(1, device=ctx.device))

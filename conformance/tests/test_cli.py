@@ -267,7 +267,7 @@ def test_step_times_lie_in_the_report_of_the_run(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_bench_says_first_what_it_times(arguments: list[str], timed: str) -> None:
-    assert call("bench", *arguments, "--workload", "nothing").stderr.startswith(f"Timing {timed} ...\nError: ")
+    assert call("bench", *arguments, "--workload", "nothing").stderr.startswith(f"Timing {timed} ...\n")
 
 
 def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> None:
