@@ -131,7 +131,7 @@ class Peers:
         number, rank = self.num_compared, rank_in(self.group)
         keys = [self._word_of(each, number) for each in range(size_of(self.group))]
         store.set(self._word_of(rank, number), mine)
-        self._leave("compares buffers", [number, self.num_copies, self.step])
+        self._write("compares buffers", [number, self.num_copies, self.step])
         _await(store, keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
             store.delete_key(self._word_of(rank, number - 1))
@@ -145,7 +145,7 @@ class Peers:
             return
         self._answered = wait, 2 * seconds  # ever more rarely: a thousand ranks may wait for one that is slow
         with contextlib.suppress(Exception):
-            number, num_copies, step = self._left(store, "compares buffers") or (0, 0, 0)
+            number, num_copies, step = self._value_of(store, "compares buffers") or (0, 0, 0)
             has_passed = self.num_copies > num_copies or self.step + (wait[1] == "backward") > step
             # Read after it: this rank may go on meanwhile, and then compare, too.
             if has_passed and self.wait is wait and number > self.num_compared:
