@@ -90,7 +90,7 @@ class Judged:
         rungs = {each.value: counted[each.value] for each in Status if counted[each.value]}
         day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
         number = sum(rungs.values())
-        return Judged(*head, day, number, number, {"ddp_impl": rungs})
+        return Judged(head[0], head[1], day, number, number, {"ddp_impl": rungs})
 
     @staticmethod
     def of_upstream(file: Path) -> Judged:

@@ -155,7 +155,7 @@ def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any
     base: Any = required(COMPILE, "torch._inductor.custom_graph_pass.CustomPartitionerFn")
     required(COMPILE, "torch._inductor.config.custom_partitioner_fn")
 
-    class Partitioner(base):
+    class Partitioner(base):  # type: ignore[misc]  # looked up by its name
         def __init__(self, function: Callable[..., Any], identity: str) -> None:
             self._function, self._identity = function, identity
 
