@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Judges ddp_impl, and torch's DDP beside it, on several versions of torch; writes docs/torch_versions.md.
+# Judges ddp_impl, and torch's DDP beside it, on several versions of torch; stores what it finds in
+# ci/torch_versions, and makes docs/torch_versions.md of all that is stored there.
 #
 #     bash ci/torch_versions.sh 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0          # names, smoke and core
-#     PROFILES="core full backend compiled parallel gpu upstream" bash ci/torch_versions.sh 2.15.0
+#     PROFILES="core backend compiled parallel gpu upstream" bash ci/torch_versions.sh 2.15.0
+#     PROFILES=full OPTIONS=--no-native bash ci/torch_versions.sh 2.15.0    # ddp_impl alone, in half the time
+#     PROFILES=quick bash ci/torch_versions.sh 2.15.0@3.13                  # on python3.13
 #     PIP_CONFIG_FILE=/dev/null bash ci/torch_versions.sh 2.15.0            # where pip is configured for other versions
 #
-# VERSIONS=folder (default: .cache/torch_versions) keeps an environment and the reports of each version: a run that ended
-# early goes on, and what is there is not run again. A version that cannot be installed is noted and left out. Some
-# versions are CUDA builds of several gigabytes. Exits with 1 when a version could not be installed or ddp_impl fails.
+# VERSIONS=folder (default: .cache/torch_versions) keeps an environment and the reports of each version: a run that was
+# killed goes on where it was (`timeout 400 bash ci/torch_versions.sh ...`, again and again), and what is there is not run
+# again. A version that cannot be installed is noted and left out. Some versions are CUDA builds of several gigabytes.
+# Exits with 1 when a version could not be installed or ddp_impl fails.
 
 set -uo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -19,8 +23,9 @@ export PYTHONPATH="$ROOT"  # versions share the checkout, which is installed in 
 
 # torch's versions want different setuptools; all else is what CI has.
 install() {
-    local venv="$1" version="$2"
-    "$PYTHON" -m venv --clear "$venv" &&
+    local venv="$1" version="${2%@*}" python="$PYTHON"
+    [ "$version" = "$2" ] || python="python${2#*@}"
+    "$python" -m venv --clear "$venv" &&
         grep -vE '^(torch|setuptools)==' ci/constraints.txt > "$venv/constraints.txt" &&
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
             --constraint "$venv/constraints.txt" "torch==$version" --requirement <("$PYTHON" -c "
@@ -30,7 +35,8 @@ print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependenc
 }
 
 judge() {
-    local python="$1" folder="$2" profile="$3" arguments=(--profile "$3")
+    local python="$1" folder="$2" profile="$3" arguments
+    read -ra arguments <<< "--profile $3 ${OPTIONS:-}"
     [ "$profile" != gpu ] || arguments+=(--backend sim)
     case "$profile" in
         smoke) "$python" -m conformance smoke --ddp ddp_impl > "$folder/smoke.txt" ;;
@@ -52,11 +58,12 @@ for version in "$@"; do
         status=1
         continue
     fi
-    "$folder/venv/bin/python" -m ddp_impl.torch_internals > "$folder/names.txt" || status=1
+    python="$folder/venv/bin/python"
+    "$python" -m ddp_impl.torch_internals > "$folder/names.txt" || status=1
     for profile in ${PROFILES:-smoke core}; do
-        [ -f "$folder/$profile.status" ] || judge "$folder/venv/bin/python" "$folder" "$profile"
+        [ -f "$folder/$profile.status" ] || judge "$python" "$folder" "$profile"
         [ "$(cat "$folder/$profile.status")" = 0 ] || { echo "torch $version, $profile: see $folder" >&2; status=1; }
     done
 done
-"$FOLDER/${!#}/venv/bin/python" -m workshop versions "$FOLDER" --out docs/torch_versions.md || status=1
+[ -z "${python:-}" ] || "$python" -m workshop versions "$FOLDER" || status=1
 exit "$status"

@@ -1,5 +1,7 @@
 """A complete DistributedDataParallel in readable Python: own reducer, no C++."""
 
+from ddp_impl.torch_internals.names import explain_missing
+
 try:
     from ddp_impl.api.distributed import DistributedDataParallel, install, uninstall
     from ddp_impl.api.replicated_view import replicated_parameters
@@ -7,10 +9,9 @@ try:
     from ddp_impl.module.mixed_precision import MixedPrecision
     from ddp_impl.module.sync_batch_norm import SyncBatchNorm
 except (AttributeError, ImportError) as error:
-    from ddp_impl.torch_internals.names import explain_missing
-
     explain_missing(error)
     raise
+explain_missing(None)  # also of what is only looked up in some trainings
 
 __all__ = [
     "DistributedDataParallel",

@@ -1,101 +1,201 @@
-"""`python -m workshop versions`: the page about the runs of `ci/torch_versions.sh` on several versions of torch."""
+"""`python -m workshop versions`: what `ci/torch_versions.sh` found on several versions of torch, stored, and its page.
+
+A file of ci/torch_versions holds what was found on one version. A later run replaces the profiles that it ran, and
+no others; the page is made of all that is stored.
+"""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import click
 from packaging.version import Version
 
+import workshop
 from conformance.cli.options import NamedPath
+from conformance.codec import decode, encode
+from conformance.report.journal import JOURNAL
 from conformance.report.read import read_report
 from conformance.run.report import Report
+from conformance.smoke.ladder import Status
 from conformance.verdict import Verdict
 
+STORED, PAGE = Path("ci/torch_versions"), Path("docs/torch_versions.md")
 #: What changed in torch where a requirement was broken first, or mended: written by hand, by requirement and version.
 CHANGES = Path(__file__).with_name("torch_changes.toml")
 #: The order in which profiles are shown.
-_PROFILES = ("quick", "core", "full", "backend", "compiled", "parallel", "gpu")
+_PROFILES = ("smoke", "quick", "core", "full", "backend", "compiled", "parallel", "gpu", "upstream")
+_COLUMNS = ("ddp_impl", "torch's DDP", "gloo")
+_BROKEN = ("FAIL", "HANG", "CRASH")
 _HEAD = """\
 # Versions of torch
 
-Made by `bash ci/torch_versions.sh {versions}`.
+Made by `bash ci/torch_versions.sh`, which stores what it finds on each version in `ci/torch_versions`.
 
 `ddp_impl` supports the five latest minor versions of torch, {window}, on CPython 3.11 and newer. On another one it may
 work; `python -m ddp_impl.torch_internals` says, in a second and without a scenario, whether a private name of torch
 that it needs is missing, and what is lost then. CI runs torch {pinned}.
 
 What the installed torch lacks, such as an option of its DDP, is UNSUPPORTED in the column of torch's DDP. A CUDA build
-on a machine without a GPU stands below as what it is.
+on a machine without a GPU stands below as what it is. Profile `backend` judges gloo, without a DDP; `smoke` counts
+rungs, `upstream` torch's own tests. *7 of 9* scenarios: the run was ended after 7.
 
-| torch | build | profile | day | scenarios | ddp_impl | torch's DDP | s |
-|---|---|---|---|--:|---|---|--:|
+| torch | build | Python | profile | day | scenarios | ddp_impl | torch's DDP | gloo |
+|---|---|---|---|---|--:|---|---|---|
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What ran on one version of torch: reports by profile, the build, and which private names are there."""
+class Judged:
+    """What one profile came to: counts of verdicts by column, and the requirements by the verdict of torch.
 
-    version: str
-    reports: Mapping[str, Report]
-    names: Mapping[str, bool]
-    build: str = ""
+    These are verdicts on torch's DDP, of profile `backend` on gloo; none where neither was judged.
+    """
+
+    build: str
+    python: str
+    day: str
+    scenarios: int
+    selected: int
+    counts: Mapping[str, Mapping[str, int]]
+    requirements: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(folder: Path) -> Ran:
+    def of(report: Report) -> Judged:
+        """Return what a report says."""
+        totals, environment = report.totals, report.environment
+        names = _COLUMNS[2:] if report.is_about_backend else _COLUMNS[:2]
+        counts = {
+            name: {verdict: number for verdict, number in found.items() if number}
+            for name, found in zip(names, (totals.subject, totals.native), strict=False) if found
+        }  # fmt: skip
+        verdicts = [(one.subject if report.is_about_backend else one.native, one.id) for one in report.requirements]
+        return Judged(
+            report.package_version("torch"), str(environment.get("python", "")), str(environment.get("date", "")),
+            totals.scenarios, totals.selected, counts,
+            {each.value: found for each in Verdict if (found := tuple(name for by, name in verdicts if by is each))},
+        )  # fmt: skip
+
+    @staticmethod
+    def of_smoke(file: Path, head: Sequence[str]) -> Judged:
+        """Return how many rungs of the ladder whose lines are in `file` came to what."""
+        counted = Counter(line[:12].strip() for line in file.read_text(encoding="utf-8").splitlines())
+        rungs = {each.value: counted[each.value] for each in Status if counted[each.value]}
+        day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+        number = sum(rungs.values())
+        return Judged(head[0], head[1], day, number, number, {"ddp_impl": rungs})
+
+    @staticmethod
+    def of_upstream(file: Path) -> Judged:
+        """Return how many of torch's own tests both DDPs passed."""
+        found = json.loads(file.read_text(encoding="utf-8"))
+        outcomes = [(one["subject"]["outcome"], one["torch"]["outcome"]) for one in found["tests"]]
+        counts = {name: dict(Counter(each)) for name, each in zip(_COLUMNS, zip(*outcomes, strict=True), strict=False)}
+        where = found["environment"]
+        return Judged(where["packages"]["torch"], where["python"], where["date"], len(outcomes), len(outcomes), counts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run came to its end."""
+        return self.scenarios == self.selected
+
+    @property
+    def verdicts(self) -> Mapping[str, str]:
+        """The verdict on each requirement on which torch was judged."""
+        told = ("PASS", *_BROKEN)
+        return {name: verdict for verdict in told for name in self.requirements.get(verdict, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class OnVersion:
+    """What was found on one version of torch: by profile, and which private names are there."""
+
+    version: str
+    judged: Mapping[str, Judged] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(folder: Path) -> OnVersion:
         """Read what `ci/torch_versions.sh` left in the folder of a version."""
         listed = (folder / "names.txt").read_text().splitlines() if (folder / "names.txt").exists() else []
         words = [line.split() for line in listed]
-        names = {name: there == "there" for there, name, *_ in words if there in ("there", "MISSING")}
-        found = {one: read_report(folder / one) for one in _PROFILES if (folder / one / "report.json").exists()}
-        return Ran(folder.name, found, names, next((build for torch, build in words[:1]), ""))
+        names = tuple(name for there, name, *_ in words if there == "there")
+        ran = [one for one in _PROFILES if any((folder / one / file).exists() for file in ("report.json", JOURNAL))]
+        judged = {one: Judged.of(read_report(folder / one)) for one in ran}
+        if (folder / "smoke.status").exists():
+            judged["smoke"] = Judged.of_smoke(folder / "smoke.txt", words[0][1::2])
+        if (folder / "upstream.status").exists():
+            judged["upstream"] = Judged.of_upstream(folder / "upstream.json")
+        return OnVersion(folder.name, judged, names)
 
-    def verdicts(self, profile: str) -> Mapping[str, Verdict]:
-        """Return torch's verdict on each requirement that was judged on it in this profile."""
-        judged = self.reports[profile].requirements
-        return {one.id: one.native for one in judged if one.native in (Verdict.PASS, *_BROKEN)}
+    def after(self, earlier: OnVersion) -> OnVersion:
+        """Return this, with what only an earlier run found, or found in full."""
+        both = {**earlier.judged, **self.judged}
+        whole = {one: found for one, found in earlier.judged.items() if not both[one].is_whole and found.is_whole}
+        judged = {one: {**both, **whole}[one] for one in _PROFILES if one in both}
+        return replace(self, judged=judged, names=self.names or earlier.names)
 
 
-_BROKEN = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
+def read(folder: Path) -> tuple[OnVersion, ...]:
+    """Return what is stored, the oldest version first."""
+    found = [decode(json.loads(file.read_text(encoding="utf-8")), OnVersion) for file in folder.glob("*.json")]
+    return tuple(sorted(found, key=lambda one: (Version(one.version.partition("@")[0]), one.version)))
 
 
-def versions_page(runs: Sequence[Ran], changes: Mapping[str, Mapping[str, str]], pinned: str) -> str:
+def store(found: OnVersion, folder: Path) -> None:
+    """Store what was found on a version beside what other runs found on it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {one.version: one for one in read(folder)}
+    merged = found.after(before.get(found.version, found))
+    text = json.dumps(encode(merged), indent=1)
+    (folder / f"{found.version}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def page_of(root: Path) -> str:
+    """Return the page of what a checkout has stored."""
+    lines = (root / "ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = next(line.partition("==")[2] for line in lines if line.startswith("torch=="))
+    return versions_page(read(root / STORED), tomllib.loads(CHANGES.read_text(encoding="utf-8")), pinned)
+
+
+def versions_page(found: Sequence[OnVersion], changes: Mapping[str, Mapping[str, str]], pinned: str) -> str:
     """Return the page in Markdown; `changes` says by requirement and version what changed in torch."""
-    runs = sorted(runs, key=lambda run: Version(run.version))
-    newest = Version(runs[-1].version)
+    newest = Version(found[-1].version.partition("@")[0])
     window = f"{newest.major}.{newest.minor - 4} to {newest.major}.{newest.minor}"
-    head = _HEAD.format(versions=" ".join(run.version for run in runs), window=window, pinned=pinned)
-    lines = [head.rstrip("\n"), *(row for run in runs for row in _rows(run)), ""]
+    lines = [_HEAD.format(window=window, pinned=pinned).rstrip("\n"), *(row for one in found for row in _rows(one)), ""]
+    plain = [one for one in found if "@" not in one.version]  # on the Python of CI
     for profile in _PROFILES:
-        judged = [run for run in runs if profile in run.reports]
+        judged = {one.version: one.judged[profile].verdicts for one in plain if profile in one.judged}
+        judged = {version: verdicts for version, verdicts in judged.items() if verdicts}
         if len(judged) > 1:
             lines += _changed(profile, judged, changes)
-    return "\n".join([*lines, *_names(runs)]) + "\n"
+    return "\n".join([*lines, *_names(plain)]) + "\n"
 
 
-def _rows(run: Ran) -> Iterator[str]:
-    if not run.reports:
-        yield f"| {run.version} | | | | | no run | | |"
-    for profile, report in run.reports.items():
-        environment, totals = report.environment, report.totals
-        counts = [_counts(each) for each in (totals.subject, totals.native)]
-        cells = [run.version, run.build, profile, str(environment.get("date", "")), f"{totals.scenarios:,}", *counts]
-        yield f"| {' | '.join(cells)} | {report.duration_s:.0f} |"
+def _rows(found: OnVersion) -> Iterator[str]:
+    if not found.judged:
+        yield f"| {found.version} | | | | | no run | | | |"
+    for profile, one in found.judged.items():
+        scenarios = f"{one.scenarios:,}" + ("" if one.is_whole else f" of {one.selected:,}")
+        counts = [
+            ", ".join(f"{number:,} {verdict}" for verdict, number in one.counts.get(column, {}).items())
+            for column in _COLUMNS
+        ]
+        cells = [found.version.partition("@")[0], one.build, one.python, profile, one.day, scenarios, *counts]
+        yield f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
-def _counts(verdicts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items() if number)
-
-
-def _changed(profile: str, runs: Sequence[Ran], changes: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return what torch's DDP breaks on some of these versions and keeps on others, where a profile ran on several."""
-    verdicts = {run.version: run.verdicts(profile) for run in runs}
+def _changed(
+    profile: str, verdicts: Mapping[str, Mapping[str, str]], changes: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Return what torch breaks on some of these versions and keeps on others, where a profile ran on several."""
     shared = set.intersection(*(set(found) for found in verdicts.values()))
     always = sorted(one for one in shared if all(found[one] in _BROKEN for found in verdicts.values()))
     rows = []
@@ -108,40 +208,38 @@ def _changed(profile: str, runs: Sequence[Ran], changes: Mapping[str, Mapping[st
         for version, verdict in turns:
             what = "first broken" if verdict in _BROKEN else "first mended"
             why = changes.get(requirement, {}).get(version, "not known")
-            rows.append(f"| {requirement} | {what} in {version} ({verdict.value}) | {why} |")
+            rows.append(f"| {requirement} | {what} in {version} ({verdict}) | {why} |")
     counted = Counter(one.partition("-")[0] for one in always)
     return [
-        f"## torch's DDP, profile {profile}",
+        f"## {_COLUMNS[2 if profile == 'backend' else 1]}, profile {profile}",
         "",
-        f"On every version above it breaks {len(always)} of {len(shared)} requirements: "
-        f"{', '.join(f'{number} of {prefix}' for prefix, number in counted.items())}.",
+        f"On {', '.join(verdicts)} it breaks {len(always)} of {len(shared)} requirements each time: "
+        f"{', '.join(f'{number} of {prefix}' for prefix, number in counted.items()) or 'none'}.",
         "",
         *(["| requirement | verdict | what changed |", "|---|---|---|", *rows] if rows else ["No verdict changes."]),
         "",
     ]
 
 
-def _names(runs: Sequence[Ran]) -> list[str]:
-    checked = [run for run in runs if run.names]
-    names = dict.fromkeys(name for run in checked for name in run.names)
+def _names(found: Sequence[OnVersion]) -> list[str]:
+    checked = [one for one in found if one.names]
+    names = dict.fromkeys(name for one in checked for name in one.names)
     lines = [
         "## Private names of torch", "",
         "What `ddp_impl` needs that torch does not document, and the versions above in which it was seen:", "",
         "| name | seen in |", "|---|---|",
     ]  # fmt: skip
     for name in names:
-        seen = [run.version for run in checked if run.names.get(name)]
-        lines.append(f"| `{name}` | {'all' if len(seen) == len(checked) else ', '.join(seen) or 'none'} |")
+        seen = [one.version for one in checked if name in one.names]
+        lines.append(f"| `{name}` | {'all' if len(seen) == len(checked) else ', '.join(seen)} |")
     return lines if checked else []
 
 
-@click.command("versions", short_help="Make the page about runs on several versions of torch.")
+@click.command("versions", short_help="Store what was found on several versions of torch, and make the page.")
 @click.argument("folder", type=NamedPath(exists=True))
-@click.option("--out", "-o", type=NamedPath(), required=True, metavar="FILE", help="Write to FILE.")
-def command(folder: Path, out: Path) -> None:
-    """Make the page in Markdown about what `ci/torch_versions.sh` left in FOLDER, a folder of each version."""
-    root = Path(__file__).parents[1]
-    lines = (root / "ci" / "constraints.txt").read_text().splitlines()
-    pinned = next(line.partition("==")[2] for line in lines if line.startswith("torch=="))
-    runs = [Ran.of(each) for each in folder.iterdir() if each.is_dir() and each.name[0].isdigit()]
-    out.write_text(versions_page(runs, tomllib.loads(CHANGES.read_text()), pinned), encoding="utf-8")
+def command(folder: Path) -> None:
+    """Store what `ci/torch_versions.sh` left in FOLDER, a folder of each version, and make docs/torch_versions.md."""
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and each.name[0].isdigit():
+            store(OnVersion.of(each), workshop.ROOT / STORED)
+    (workshop.ROOT / PAGE).write_text(page_of(workshop.ROOT), encoding="utf-8")

@@ -24,6 +24,7 @@ _STYLES = {
     "absent": "dim",
     "unclean": "yellow",
     "lacking": "yellow",
+    "gloo's": "yellow",
     "BROKEN": "bold red",
 }
 #: The module that a declaration is to be saved as: beside the DDP, not in it, which shall not need this suite.
@@ -70,8 +71,9 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
     Each rung checks one thing: the import, the rendezvous, one collective, one training step. Its data encode which
     rank sent each value to which rank. For a broken rung, the command prints the rank, the expected and the received
     values, and what to look at. It also tries capabilities that the backend does not declare and reports whether they
-    work; these cannot break the ladder. Of a DDP that is named by its class it tries every capability, and ends with
-    the declaration that leaves out what it lacks. Exits with 1 when a rung breaks.
+    work; these cannot break the ladder. Nor can a mistake of torch's own gloo: it is named, and the climb goes on. Of a
+    DDP that is named by its class it tries every capability, and ends with the declaration that leaves out what it
+    lacks. Exits with 1 when a rung breaks.
     """
     say(f"Checking {backend} with {ddp} ...", err=True)  # at once: torch is imported next
 
@@ -80,12 +82,14 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
     console = make_console()
     lacking: list[str] = []
     breakages: list[Footing] = []
+    gloos = 0
     with interrupted_once():
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s, keep_going=keep_going):
             _print_footing(console, footing)
             if footing.status is Status.LACKING:
                 lacking.append(footing.rung)
-            elif footing.status is Status.BROKEN:
+            gloos += footing.status is Status.GLOOS
+            if footing.status is Status.BROKEN:
                 breakages.append(footing)
     for footing in breakages:
         _print_breakage(console, footing, names=keep_going)
@@ -96,7 +100,8 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
         print_sentence(console, _ADVICE)
         console.print(f"\n{_declaration(ddp, lacking)}", soft_wrap=True)
     options = _options(backend, f"{_DECLARATION}:SUBJECT" if lacking else ddp)
-    print_evidence(console, f"Every rung holds. {_next(backend, options)}")
+    held = f"Every rung holds but {gloos}, which torch's gloo breaks." if gloos else "Every rung holds."
+    print_evidence(console, f"{held} {_next(backend, options)}")
 
 
 def _next(backend: str, options: str) -> str:

@@ -7,6 +7,8 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 
+import torch
+
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
@@ -70,6 +72,7 @@ class Status(Enum):
     ABSENT = "absent"  # not declared, and raises an error
     UNCLEAN = "unclean"  # not declared, and gives a wrong result, a hang or a crash instead of an error
     LACKING = "lacking"  # a DDP has not got it, and its author has declared nothing
+    GLOOS = "gloo's"  # broken by torch's own gloo, which is there to judge a DDP
     BROKEN = "BROKEN"
 
 
@@ -96,9 +99,10 @@ def climb(
 ) -> Iterator[Footing]:
     """Yield one footing per rung; stop after a BROKEN one, with `keep_going` only if the rungs above need it to hold.
 
-    Also tries rungs that the backend does not declare; these cannot be BROKEN. Without `world_size`, uses three ranks,
-    or fewer if the backend serves fewer. A rung may take `deadline_s` seconds. Passing a running `zygote` saves
-    starting one.
+    Also tries rungs that the backend does not declare; these cannot be BROKEN. Nor can those of torch's own gloo, some
+    versions of which break a few, up to the steps of the DDPs: nobody but torch can mend it. Without `world_size`,
+    uses three ranks, or fewer if the backend serves fewer. A rung may take `deadline_s` seconds. Passing a running
+    `zygote` saves starting one.
 
     Raises:
         BackendError: the backend cannot serve the given `world_size`.
@@ -131,6 +135,9 @@ def climb(
             footing = climber.try_rung(rung, ranks, ddp)
             if footing.status in (Status.ABSENT, Status.UNCLEAN):
                 footing = climber.after_refusal(footing, ranks, ddp)
+            if footing.status is Status.BROKEN and backend.name == "gloo" and rung not in (_ALONE, _TOGETHER, *_STEPS):
+                detail = f"not the DDP's, but gloo's of torch {torch.__version__}: {footing.detail}"
+                footing = replace(footing, status=Status.GLOOS, detail=detail)
             yield footing
             broken = broken or footing.status is Status.BROKEN
             if broken and (not keep_going or rung in (_ALONE, _TOGETHER)):

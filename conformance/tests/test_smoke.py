@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
@@ -174,6 +175,20 @@ def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatc
     explained = [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("rung ")]
     assert explained == broken
     assert "step of" not in result.stdout
+
+
+def test_a_mistake_of_gloos_is_no_mistake_of_the_ddp(monkeypatch: pytest.MonkeyPatch, zygote: ZygoteProcess) -> None:
+    rungs = [rung for rung in COLLECTIVES if rung.name in ("broadcast", "all_to_all", "work status", "new_group")]
+    monkeypatch.setattr(ladder, "COLLECTIVES", rungs)
+    monkeypatch.setattr(ladder, "climb", partial(climb, zygote=zygote))
+    result = smoke("--backend", f"{BROKEN}:gloo_of_other_versions")
+    assert result.exit_code == 0, result.output
+    said = {line[12:42].strip(): line for line in result.stdout.splitlines() if line.startswith("gloo's")}
+    assert list(said) == ["all_to_all", "work status"]
+    for line in said.values():
+        assert f"not the DDP's, but gloo's of torch {torch.__version__}: " in line
+    assert footings(result.stdout.partition("Every rung")[0])[-1] == ("ok", "step of ddp_impl")
+    assert "Every rung holds but 2, which torch's gloo breaks. " in result.stdout
 
 
 @pytest.mark.nightly

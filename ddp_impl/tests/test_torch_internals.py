@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddp_impl.torch_internals import __main__ as command
 from ddp_impl.torch_internals import names
@@ -48,8 +50,92 @@ def test_a_missing_name_takes_its_feature_and_says_so(
     assert "without torch.compile, all else works" in said
 
 
-@pytest.mark.parametrize("name", ["torch._C._current_graph_task_id", "torch._C._distributed_c10d.GradBucket"])
-def test_without_a_name_that_averaging_needs_the_import_says_which(name: str) -> None:
-    program = f"import torch; del {name}; import ddp_impl"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert f"has no {name}: install another version of torch" in done.stderr.splitlines()[-1]
+def test_without_any_name_that_averaging_needs_the_import_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    names.explain_missing(None)
+    for missing in names.needed()["averaging"]:
+        monkeypatch.setattr(names, "is_there", lambda name, missing=missing: name != missing)
+        with pytest.raises(ImportError, match=f"has no {re.escape(missing)}: install another version of torch"):
+            names.explain_missing(None)
+
+
+#: Without these torch trains nothing, so that what we do without them cannot be seen.
+OF_TORCH = {"torch._C._set_grad_enabled", "torch._C._are_functorch_transforms_active"}
+#: Takes each name away in a fork, trains there in several ways, and prints what came of it.
+WITHOUT = """
+import os, pkgutil, sys, traceback, warnings
+import torch, torch.distributed as dist
+from torch import nn
+import ddp_impl  # and all of torch that it imports: once
+
+for loaded in [name for name in sys.modules if name.partition(".")[0] == "ddp_impl"]:
+    del sys.modules[loaded]
+
+
+class Viewing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.used(inputs).view(4)[1:], self.used(inputs).unbind()
+
+
+def train():
+    import ddp_impl
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for options in ({"static_graph": True}, {"find_unused_parameters": True, "lazy_bucket_allocation": True}):
+        ddp = ddp_impl.DistributedDataParallel(Viewing(), **options)
+        for _ in range(3):
+            view, parts = ddp(torch.ones(2, 2))
+            (view.sum() + parts[0].sum()).backward()
+    assert ddp.module.used.weight.grad is not None
+
+
+def outcome(name):
+    path, _, last = name.rpartition(".")
+    warnings.simplefilter("ignore", FutureWarning)
+    try:
+        delattr(pkgutil.resolve_name(path), last)
+    except TypeError as error:
+        return f"cannot be taken away: {error}"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            train()
+        except ImportError as error:
+            return f"refused: {error}"
+        except BaseException as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
+                return f"torch itself needs it: {error}"
+            return f"{type(error).__name__}: {error}"
+    return "trains; " + "; ".join(str(one.message) for one in warned if "ddp_impl needs" in str(one.message))
+
+
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        print(name, outcome(name).splitlines()[0], flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_name_taken_away_takes_its_feature_or_refuses_the_import() -> None:
+    needed = names.needed()
+    features = {name: feature for feature, listed in needed.items() for name in listed if feature != "averaging"}
+    taken = [*features, needed["averaging"][0]]  # of those that all needs, whose check is the same, the first
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *taken], capture_output=True, text=True, check=False, timeout=600
+    )
+    outcomes = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert list(outcomes) == taken, done.stderr
+    for name, feature in features.items():
+        word = "torch itself needs it: " if name in OF_TORCH else "trains; "
+        assert outcomes[name].startswith(word), (name, outcomes[name])
+        said = outcomes[name].removeprefix(word) if name not in OF_TORCH else ""
+        assert not said or f"has no {name}, which ddp_impl needs for {feature}" in said
+    assert outcomes[taken[-1]].startswith(
+        f"refused: ddp_impl does not work with torch {torch.__version__}, which has no"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 
 import torch
@@ -11,7 +12,7 @@ from ddp_impl.torch_internals.names import is_there, needed
 
 def _check() -> int:
     """Print a line for each name, and what is lost with those that are missing."""
-    print(f"torch {torch.__version__}")
+    print(f"torch {torch.__version__} Python {platform.python_version()}")
     lost = set()
     for feature, names in needed().items():
         for name in names:

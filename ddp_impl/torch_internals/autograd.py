@@ -17,13 +17,14 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
+from ddp_impl.torch_internals.names import DISTRIBUTED_AUTOGRAD, PROFILER, needed_for, required
 
 __all__ = ["compiled_autograd"]
 
 #: Returns the number of the backward that this thread runs, -1 outside of any; one within another has its own.
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 #: Whether a profiler runs.
-profiler_runs: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+profiler_runs: Callable[[], bool] = needed_for(PROFILER, "torch.autograd._profiler_enabled", instead=lambda: False)
 
 
 def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
@@ -131,9 +132,8 @@ def current_distributed_context_id() -> int | None:
     api = _rpc_api()
     if api is None or not api._is_current_rpc_agent_set():
         return None
-    from torch._C import _distributed_autograd
-
+    current_context = required(DISTRIBUTED_AUTOGRAD, "torch._C._distributed_autograd._current_context")
     try:
-        return int(_distributed_autograd._current_context()._context_id())
+        return int(current_context()._context_id())
     except RuntimeError:  # the only way to ask: there is none
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ddp_impl.torch_internals.names import COMPILE, needed_for
+from ddp_impl.torch_internals.names import COMPILE, needed_for, required
 
 # Without one of these nothing is compiled, and all else works.
 AotAutograd = needed_for(COMPILE, "torch._dynamo.backends.common.AotAutograd")
@@ -28,7 +29,9 @@ default_partition = needed_for(COMPILE, "torch._functorch.partitioners.default_p
 TracingContext = needed_for(COMPILE, "torch._guards.TracingContext")
 detect_fake_mode = needed_for(COMPILE, "torch._guards.detect_fake_mode")
 tracing = needed_for(COMPILE, "torch._guards.tracing")
-getArtifactLogger = needed_for(COMPILE, "torch._logging.getArtifactLogger")  # noqa: N816
+getArtifactLogger: Callable[[str, str], logging.Logger] = needed_for(  # noqa: N816
+    COMPILE, "torch._logging.getArtifactLogger", instead=lambda module, artifact: logging.getLogger(module)
+)
 trace_structured = needed_for(COMPILE, "torch._logging.trace_structured")
 
 __all__ = ["FakeTensor", "FakeTensorMode"]
@@ -50,9 +53,9 @@ frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_c
 
 #: Calls after which Dynamo has changed a setting of the thread; they compute no value.
 GLOBAL_STATE = (
-    torch.amp.autocast_mode._enter_autocast,
-    torch.amp.autocast_mode._exit_autocast,
-    torch._C._set_grad_enabled,
+    needed_for(COMPILE, "torch.amp.autocast_mode._enter_autocast"),
+    needed_for(COMPILE, "torch.amp.autocast_mode._exit_autocast"),
+    needed_for(COMPILE, "torch._C._set_grad_enabled"),
 )
 
 # Dynamo wraps the user's backend in layers; each refers to the next by one of these attributes, which differ between
@@ -135,14 +138,12 @@ def wrapped_callback(callback: Any) -> Any:
 
 def optimize_ddp() -> Any:
     """Return `torch._dynamo.config.optimize_ddp`, with which users choose who averages."""
-    return torch._dynamo.config.optimize_ddp
+    return required(COMPILE, "torch._dynamo.config.optimize_ddp")
 
 
 def fusion_passes() -> list[str]:
     """Return the passes for DDP that Inductor is configured with, as text."""
-    import torch._inductor.config as inductor
-
-    return [str(each) for each in inductor._fuse_ddp_communication_passes]
+    return [str(each) for each in required(COMPILE, "torch._inductor.config._fuse_ddp_communication_passes")]
 
 
 def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
@@ -150,11 +151,11 @@ def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any
 
     The function is given the partitioner of the settings so far, and its arguments; a text says what it depends on.
     """
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    compile_fx = required(COMPILE, "torch._inductor.compile_fx.compile_fx")
+    base: Any = required(COMPILE, "torch._inductor.custom_graph_pass.CustomPartitionerFn")
+    required(COMPILE, "torch._inductor.config.custom_partitioner_fn")
 
-    class Partitioner(CustomPartitionerFn):
+    class Partitioner(base):  # type: ignore[misc]  # looked up by its name
         def __init__(self, function: Callable[..., Any], identity: str) -> None:
             self._function, self._identity = function, identity
 
@@ -175,10 +176,14 @@ def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any
     def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
         before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
         name = "" if before is None else f" {before.uuid()}"
-        partition = partial(function, before or min_cut_rematerialization_partition)
+        partition = partial(function, before or _min_cut())
         return {"custom_partitioner_fn": Partitioner(partition, identity + name)}
 
     return compile_fx, partitioned_by
+
+
+def _min_cut() -> Callable[..., Any]:
+    return required(COMPILE, "torch._functorch.partitioners.min_cut_rematerialization_partition")
 
 
 def without_autograd_cache() -> AbstractContextManager[Any]:
@@ -190,13 +195,11 @@ def without_autograd_cache() -> AbstractContextManager[Any]:
 
 def aot_eager_arguments() -> dict[str, Any]:
     """Return the arguments of `aot_autograd` that make the backend "aot_eager"."""
-    from torch._dynamo.backends.debugging import boxed_nop
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
+    boxed_nop = required(COMPILE, "torch._dynamo.backends.debugging.boxed_nop")
     return {
         "fw_compiler": boxed_nop,
         "bw_compiler": boxed_nop,
-        "partition_fn": min_cut_rematerialization_partition,
+        "partition_fn": _min_cut(),
         "keep_inference_input_mutations": True,
     }
 

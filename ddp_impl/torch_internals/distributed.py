@@ -20,6 +20,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from ddp_impl.torch_internals.names import required
+
 __all__ = [
     "BuiltinCommHookType",
     "DebugLevel",
@@ -64,6 +66,5 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 
 def overlapped_optimizer(optim: type, parameters: Any, *args: Any, **kwargs: Any) -> Any:
     """Return torch's optimizer that steps inside a backward, by means of a comm hook; for `_register_fused_optim`."""
-    from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
-
-    return _as_overlapped_optim(optim, parameters, *args, **kwargs)
+    name = "torch.distributed.algorithms._optimizer_overlap._as_overlapped_optim"
+    return required("_register_fused_optim", name)(optim, parameters, *args, **kwargs)

@@ -11,8 +11,9 @@ from typing import Any, Never
 
 import torch
 
-#: A feature that names are needed for.
-COMPILE = "torch.compile"
+#: Features that names are needed for.
+COMPILE, TRANSFORMS, PROFILER = "torch.compile", "function transforms", "events shown to profilers"
+OWN_STEPS, DISTRIBUTED_AUTOGRAD = "_apply_optimizer_in_backward", "torch.distributed.autograd"
 
 
 def _look_up(name: str) -> Any:
@@ -44,13 +45,21 @@ def needed() -> Mapping[str, Sequence[str]]:
     return tomllib.loads((resources.files(__package__) / "names.toml").read_text(encoding="utf-8"))
 
 
-def explain_missing(error: Exception) -> None:
-    """Raise `ImportError` from `error` if torch lacks a name without which nothing works."""
+def explain_missing(error: Exception | None) -> None:
+    """Raise `ImportError` from `error` if torch lacks a name without which nothing works, or not for long."""
     if missing := [name for name in needed()["averaging"] if not is_there(name)]:
         raise ImportError(
             f"ddp_impl does not work with torch {torch.__version__}, which has no {', '.join(missing)}: install another"
             " version of torch (docs/torch_versions.md says which were tested), or a newer ddp_impl"
         ) from error
+
+
+def required(feature: str, name: str) -> Any:
+    """Return what `name` stands for, where `feature` is used; raises `NotImplementedError` if torch has none."""
+    try:
+        return _look_up(name)
+    except AttributeError:
+        raise NotImplementedError(_absence(feature, name)) from None
 
 
 def needed_for(feature: str, name: str, *, instead: Any = None) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses import FakeTensor
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
@@ -24,6 +23,8 @@ from collections.abc import Callable, Collection
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddp_impl.torch_internals.names import OWN_STEPS, TRANSFORMS, needed_for, required
 
 __all__ = [
     "tree_map_only",
@@ -121,13 +122,16 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 #: Whether a tensor belongs to a level of a function transform (vmap, grad).
-is_bound_to_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+is_bound_to_transform: Callable[[Tensor], bool] = needed_for(
+    TRANSFORMS, "torch._C._functorch.is_functorch_wrapped_tensor", instead=lambda tensor: False
+)
+_get_unwrapped = needed_for(TRANSFORMS, "torch._C._functorch.get_unwrapped")
 
 
 def nodes_behind(output: Tensor) -> list[Node]:
     """Return the nodes to which a backward from `output` comes: of a view that of its base too, of a transform none."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(output):
-        output = torch._C._functorch.get_unwrapped(output)
+    while is_bound_to_transform(output):
+        output = _get_unwrapped(output)
     node = output.grad_fn
     nodes = [] if node is None else [node]
     if output._is_view() and output._base is not None and output._base.grad_fn is not None:
@@ -172,12 +176,15 @@ def has_sizes(tensor: Tensor) -> bool:
 
 
 #: Whether any function transform (vmap, grad) is running.
-transforms_active = torch._C._are_functorch_transforms_active
+transforms_active: Callable[[], bool] = needed_for(
+    TRANSFORMS, "torch._C._are_functorch_transforms_active", instead=lambda: False
+)
+_without_transforms = needed_for(TRANSFORMS, "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
     """Return a block that computes as if no function transform (vmap, grad), which keeps its tensors, ran around it."""
-    return temporarily_clear_interpreter_stack() if transforms_active() else nullcontext()
+    return _without_transforms() if transforms_active() else nullcontext()
 
 
 def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:
@@ -188,9 +195,10 @@ def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:
 
 def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
     """Return the handles of the hooks that would step those optimizers."""
-    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as handles
-
-    found: Sequence[RemovableHandle] = handles.get(parameter, [])
+    module = "torch.distributed.optim.apply_optimizer_in_backward"
+    found: Sequence[RemovableHandle] = required(OWN_STEPS, f"{module}.param_to_optim_hook_handle_map").get(
+        parameter, []
+    )
     return found
 
 

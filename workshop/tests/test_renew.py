@@ -12,6 +12,7 @@ from conformance.mutants.catalogue import Kill, Mutant, load_mutants
 from workshop import ROOT
 from workshop.counts import count
 from workshop.renew import COUNTS, DETECTED, command
+from workshop.torch_versions import PAGE
 
 
 def renew(*arguments: str) -> tuple[int, str]:
@@ -24,25 +25,31 @@ def test_every_generated_file_is_that_of_today() -> None:
     assert renew("--check") == (0, "")
 
 
+#: What is generated.
+FILES = (COUNTS, DETECTED, PAGE)
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a copy of the generated files that the command takes for the checkout."""
-    for file in (COUNTS, DETECTED):
-        (tmp_path / file).parent.mkdir(parents=True)
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "ci", tmp_path / "ci")
     monkeypatch.setattr(workshop, "ROOT", tmp_path)
     return tmp_path
 
 
 def test_what_was_edited_or_removed_is_renewed(repository: Path) -> None:
     (repository / COUNTS).unlink()
+    (repository / PAGE).write_text("2.15.0: no run")
     detected = repository / DETECTED
     detected.write_text(detected.read_text().replace('["killed"]\n', '["killed"]\nNobodyNow = ["GRAD-01"]\n'))
     code, said = renew("--check")
-    assert (code, said.count("is stale: run `python -m workshop renew`")) == (1, 2)
+    assert (code, said.count("is stale: run `python -m workshop renew`")) == (1, 3)
     assert not (repository / COUNTS).exists(), "--check changes nothing"
-    assert renew() == (0, f"rewrote {COUNTS}\nrewrote {DETECTED}\n")
-    assert all((repository / file).read_text() == (ROOT / file).read_text() for file in (COUNTS, DETECTED))
+    assert renew() == (0, f"rewrote {COUNTS}\nrewrote {DETECTED}\nrewrote {PAGE}\n")
+    assert all((repository / file).read_text() == (ROOT / file).read_text() for file in FILES)
     assert renew("--check") == (0, "")
 
 

@@ -1,13 +1,15 @@
 """Several versions of torch: the script with interpreters that only pretend, and the page made of reports by hand."""
 
+import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.tests.reports_by_hand import FAIL, PASS, outcome, run_report
 from conformance.verdict import Verdict
-from workshop.torch_versions import Ran, versions_page
+from workshop.torch_versions import PAGE, Judged, OnVersion, read, store, versions_page
 
 PROJECT = Path(__file__).parents[2]
 #: Python as far as the script can see: there is no torch 9.9.0, and each command that it is given is a line of a log.
@@ -46,23 +48,66 @@ def test_a_version_that_cannot_be_installed_is_left_out_and_none_is_run_twice(tm
     assert sum("smoke" in line for line in log) == 1
 
 
-def ran(version: str, native: Verdict, *, has: bool = True) -> Ran:
+def ran(version: str, native: Verdict, *, has: bool = True) -> OnVersion:
     made = run_report(outcome("gradients/GRAD-01/a", PASS, native), outcome("gradients/GRAD-02/a", PASS, FAIL))
-    return Ran(version, {"core": made}, {"torch._a": True, "torch._b": has}, f"{version}+cpu")
+    return OnVersion(version, {"core": Judged.of(made)}, ("torch._a", "torch._b")[: 1 + has])
 
 
-def test_the_page_says_what_began_to_break_and_what_was_mended() -> None:
-    runs = [
-        ran("2.9.0", PASS),
-        ran("2.10.0", FAIL, has=False),
+def test_the_page_says_what_began_to_break_and_what_was_mended(tmp_path: Path) -> None:
+    for each in (
+        OnVersion("2.12.0"),
         ran("2.11.0", PASS),
-        Ran("2.12.0", {}, {}),
-    ]
-    page = versions_page(runs[::-1], {"GRAD-01": {"2.10.0": "another reducer"}}, "2.9.0")
+        ran("2.10.0@3.13", FAIL),
+        ran("2.10.0", FAIL, has=False),
+        ran("2.9.0", PASS),
+    ):
+        store(each, tmp_path)
+    page = versions_page(read(tmp_path), {"GRAD-01": {"2.10.0": "another reducer"}}, "2.9.0")
     assert "| GRAD-01 | first broken in 2.10.0 (FAIL) | another reducer |" in page
     assert "| GRAD-01 | first mended in 2.11.0 (PASS) | not known |" in page
-    assert "breaks 1 of 2 requirements: 1 of GRAD" in page
-    assert "| 2.12.0 | | | | | no run | | |" in page
+    assert "On 2.9.0, 2.10.0, 2.11.0 it breaks 1 of 2 requirements each time: 1 of GRAD." in page
+    assert "| 2.12.0 | | | | | no run | | | |" in page
     assert "| `torch._a` | all |" in page
     assert "| `torch._b` | 2.9.0, 2.11.0 |" in page
     assert page.index("| 2.9.0 |") < page.index("| 2.10.0 |")
+    assert page.count("| 2.10.0 | ") == 2, "on two versions of Python"
+
+
+def test_a_later_run_of_less_takes_nothing_away(tmp_path: Path) -> None:
+    first = ran("2.10.0", FAIL)
+    store(first, tmp_path)
+    store(ran("2.11.0", PASS), tmp_path)
+    quick = replace(first.judged["core"], day="2030-01-01")
+    store(OnVersion("2.10.0", {"quick": quick}), tmp_path)
+    assert read(tmp_path)[0] == replace(first, judged={"quick": quick, **first.judged})
+    store(OnVersion("2.10.0", {"core": quick}), tmp_path)
+    assert read(tmp_path)[0].judged == {"quick": quick, "core": quick}
+    store(OnVersion("2.10.0", {"core": replace(quick, scenarios=1)}), tmp_path)
+    assert read(tmp_path)[0].judged == {"quick": quick, "core": quick}, "a run that was ended replaces no whole one"
+    assert [one.version for one in read(tmp_path)] == ["2.10.0", "2.11.0"]
+
+
+def test_what_the_script_left_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "2.11.0"
+    folder.mkdir()
+    (folder / "names.txt").write_text(
+        "torch 2.11.0+cpu Python 3.11.7\nthere   torch._a  averaging\nMISSING torch._b  x\n"
+    )
+    (folder / "smoke.txt").write_text(
+        "ok          broadcast      text\ngloo's      all_to_all   text\n\nEvery rung holds.\n"
+    )
+    (folder / "smoke.status").write_text("0")
+    tests = [{"subject": {"outcome": "passed"}, "torch": {"outcome": one}} for one in ("passed", "failed")]
+    environment = {"packages": {"torch": "2.11.0+cpu"}, "python": "3.11.7", "date": "2026-01-01"}
+    (folder / "upstream.json").write_text(json.dumps({"environment": environment, "tests": tests}))
+    (folder / "upstream.status").write_text("0")
+    found = OnVersion.of(folder)
+    assert (found.version, found.names) == ("2.11.0", ("torch._a",))
+    smoke, upstream = found.judged["smoke"], found.judged["upstream"]
+    assert (smoke.build, smoke.python, smoke.scenarios) == ("2.11.0+cpu", "3.11.7", 2)
+    assert smoke.counts == {"ddp_impl": {"ok": 1, "gloo's": 1}}
+    assert upstream.counts == {"ddp_impl": {"passed": 2}, "torch's DDP": {"passed": 1, "failed": 1}}
+
+
+def test_every_change_that_the_page_shows_is_explained() -> None:
+    assert "| not known |" not in (PROJECT / PAGE).read_text(encoding="utf-8")
