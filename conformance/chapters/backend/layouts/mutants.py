@@ -208,6 +208,14 @@ def begins_at_the_storage(group: Any, call: Any, tensors: Any, *options: Any) ->
     return call([one.as_strided(one.shape, one.stride(), start).clone()], *options)
 
 
+@spoils("reduce_scatter_single_coalesced")
+def coalesces_into_cleared_outputs(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a coalesced reduce_scatter clears its outputs before it reads its inputs."""
+    for output in outputs:
+        output.zero_()
+    return call(outputs, inputs, *options)
+
+
 @spoils("allgather", "all_gather_single")
 def clears_outputs_first(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
     """BUG: outputs are cleared before inputs are read, which are lost where they are one."""

@@ -105,6 +105,13 @@ def is_impatient(group: Any, call: Any, *args: Any) -> Any:
     return call(*args)
 
 
+@spoils("gather", "scatter")
+def has_a_second_for_lists(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: gather and scatter give up after one second, whatever the group's timeout."""
+    args[-1].timeout = timedelta(seconds=1)
+    return call(*args)
+
+
 @spoils("allreduce", "barrier")
 def counts_idle_time(group: Any, call: Any, *args: Any) -> Any:
     """BUG: the timeout of a collective counts from the end of the one before."""
