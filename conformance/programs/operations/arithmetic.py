@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from conformance.programs.operations.data import reduced
+
 #: So many elements must have one factor that is no whole number.
 _ENOUGH = 3
 #: The largest factor that is looked for, in a tensor of fewer elements.
@@ -59,8 +61,11 @@ def misunderstood(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
     return "the sum, clamped to the dtype's limits, where it must wrap" if torch.equal(held, got) else ""
 
 
-def converted(expected: Tensor, got: Tensor) -> str:
-    """Return a clause if a conversion to some dtype and back explains every element of `got`; else empty."""
+def converted(expected: Tensor, got: Tensor, parts: Sequence[Tensor] = (), op: str = "") -> str:
+    """Return a clause if a conversion to some dtype and back explains every element of `got`; else empty.
+
+    It may be of what was expected, or of each of the `parts` before their sum, if `op` is one.
+    """
     if expected.dtype is torch.bool or expected.dtype.itemsize == 1:
         return ""
     for name in _DETOURS:
@@ -69,6 +74,8 @@ def converted(expected: Tensor, got: Tensor) -> str:
             continue
         if torch.equal(expected.to(dtype).to(expected.dtype), got):
             return f"the right values converted to {name} and back"
+        if parts and op == "SUM" and torch.equal(reduced([part.to(dtype).to(part.dtype) for part in parts], op), got):
+            return f"the sum of parts that were converted to {name} and back"
     return ""
 
 

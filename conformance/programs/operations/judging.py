@@ -211,8 +211,9 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         where = "" if len(blocks) == 1 else "the part in which it is "
         if instead := _other_reduction(truth, block, part, wrong):
             return f"; {where or 'it '}holds {instead}"
-        factor = scaled(truth.cell.reduction, truth.all_parts(block), part) if block.source == SUMMED else ""
-        if instead := factor or converted(truth.of_block(block), part):
+        parts = truth.all_parts(block) if block.source == SUMMED else []
+        factor = scaled(truth.cell.reduction, parts, part) if parts else ""
+        if instead := factor or converted(truth.of_block(block), part, parts, truth.cell.reduction):
             return f"; {where or 'it '}holds {instead}"
         for meaning, value in _candidates(truth, block):
             if value.numel() and value.dtype == part.dtype and bool(_same(value, part, as_bits=True)[wrong].all()):
