@@ -23,15 +23,18 @@ from conformance.mutants.detector import CAUGHT
 from conformance.mutants.made import take_lines, traced, with_mistake
 from conformance.mutants.mistakes import Mistake
 from conformance.observation import Facts, Observation
+from conformance.report.causes import cause_of
 from conformance.run.lanes import in_lanes
 from conformance.run.needs import why_unsupported
+from conformance.run.outcome import Outcome
 from conformance.run.patience import HANGS_IN_A_ROW, hurried
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
 from conformance.spec.cheapest import cheapest_first
 from conformance.subjects.subject import Subject
 from conformance.verdict import ScenarioResult
-from conformance.verdict import Verdict as Outcome
+from conformance.verdict import Verdict as Result
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -70,6 +73,7 @@ class Campaign:
         self._kills: Counter[str] = Counter()
         self._passes: dict[str, bool] = {}
         self._equivalents = equivalents(subject.target, self.modules)
+        self._statements = load_catalogue().statements
 
     def __enter__(self) -> Campaign:
         """Return the campaign."""
@@ -89,7 +93,7 @@ class Campaign:
                 begun = time.process_time()
                 result, cpu_s = self._run(self._traced, self._scenarios[id_])
                 lines = take_lines(self._zygote.directory)
-                passes = result.verdict is Outcome.PASS
+                passes = result.verdict is Result.PASS
                 known[id_] = append(file, Asked(id_, {}, lines if passes else {}, cpu_s + time.process_time() - begun))
                 if not passes:
                     say(f"not asked, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
@@ -130,7 +134,10 @@ class Campaign:
             cpu_s, num_asked = cpu_s + of_ranks + time.process_time() - begun, num_asked + 1
             if result.verdict in CAUGHT and self._is_passed(id_):
                 self._kills[id_] += 1
-                return Verdict(mistake, id_, [result.summary], num_asked, len(reaching), cpu_s, equivalent)
+                cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
+                return Verdict(
+                    mistake, id_, [cause.sentence, result.summary], num_asked, len(reaching), cpu_s, equivalent
+                )
             if cpu_s > most_s:
                 break
         return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
@@ -152,7 +159,7 @@ class Campaign:
     def _is_passed(self, id_: str) -> bool:
         """Whether the DDP without a mistake passes a scenario, here and now."""
         if id_ not in self._passes:
-            self._passes[id_] = self._run(self._subject, self._scenarios[id_])[0].verdict is Outcome.PASS
+            self._passes[id_] = self._run(self._subject, self._scenarios[id_])[0].verdict is Result.PASS
         return self._passes[id_]
 
     def _run(self, subject: Subject, scenario: Scenario) -> tuple[ScenarioResult, float]:

@@ -17,7 +17,7 @@ from conformance.programs.written_steps import (
     step_on,
 )
 
-program = partial(registry.program, expectation=truth_of)
+program = partial(registry.program_without_truth, expectation=truth_of)
 
 __all__ = [
     "UNSTATED",

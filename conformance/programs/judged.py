@@ -10,7 +10,7 @@ from conformance.observation import Facts
 from conformance.programs.operations.hearsay import all_say, introduce
 from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext, Unsupported
-from conformance.programs.registry import Program, program
+from conformance.programs.registry import Program, program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
@@ -42,7 +42,7 @@ def judged(
                     ctx.observe(trial, tried(ctx, trial, range(ctx.world_size), found[trial]))
 
         body.__doc__ = trials.__doc__
-        registered = program(name, invariants=(), speaks_for=speaks_for or {}, without_ddp=True)(body)
+        registered = program_without_truth(name, invariants=(), speaks_for=speaks_for or {}, without_ddp=True)(body)
 
         def expected(scenario: Scenario) -> Mapping[int, Facts]:
             return {rank: dict.fromkeys(chosen(scenario), Right()) for rank in range(scenario.world_size)}

@@ -27,7 +27,7 @@ from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bit
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
 from conformance.programs.operations.pairs import drawn
 from conformance.programs.rank_context import RankContext, Unsupported
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
@@ -47,7 +47,7 @@ AFTERWARDS = "the group after what every rank refused"
 UNDECLARED = "not tried: undeclared"
 
 
-@program(
+@program_without_truth(
     "operation_cells",
     invariants=(),
     speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",), DRAWN: ("VAL-20",), AFTERWARDS: ("ERR-03",)},

@@ -1,6 +1,6 @@
 """Program `outputs`: inputs and outputs of forward, and whether gradients flow through every structure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,6 +47,48 @@ class Opaque:
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first = first
         self.second = second
+
+
+class ReadOnce(list[Any]):
+    """Two outputs that it hands out once: its iterator takes them out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while self:
+            yield self.pop(0)
+
+
+class Computed(Mapping[str, Any]):
+    """Two outputs, and an entry that cannot be computed when it is read."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.outputs = {"a": first, "b": second}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("a", "b", "weights"))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "weights":
+            raise RuntimeError("the weights were not kept")
+        return self.outputs[name]
+
+
+@dataclass
+class Refusing:
+    """Two outputs, and a field that raises when it is read."""
+
+    first: Tensor
+    second: Tensor
+    weights: Any = field(init=False, repr=False)
+
+
+def _not_kept(_: object) -> Any:
+    raise RuntimeError("the weights were not kept")
+
+
+Refusing.weights = property(_not_kept)
 
 
 class _Marker:
@@ -119,6 +161,9 @@ STRUCTURES: Mapping[str, Structure] = {
         _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]
     ),
     "jagged": Structure(_jagged, lambda out: (out[0], torch.cat(out[1].unbind())), _type, lambda out: out[2]),
+    "read_once": Structure(lambda a, b, _: ReadOnce([a, b]), lambda out: (out.pop(0), out.pop(0)), _type),
+    "computed": Structure(lambda a, b, _: Computed(a, b), lambda out: (out["a"], out["b"]), _type),
+    "refusing": Structure(lambda a, b, _: Refusing(a, b), lambda out: (out.first, out.second), _type),
     "opaque": Structure(lambda a, b, _: Opaque(a, b), lambda out: (out.first, out.second), _kind),
 }
 

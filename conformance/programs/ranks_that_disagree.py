@@ -14,7 +14,7 @@ from conformance.programs.operations.hearsay import told
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
@@ -22,7 +22,7 @@ from conformance.truth.expected import Right
 _TIMEOUT_S = 1.5
 
 
-@program("ranks_that_disagree", invariants=(), without_ddp=True)
+@program_without_truth("ranks_that_disagree", invariants=(), without_ddp=True)
 def ranks_that_disagree(ctx: RankContext) -> None:
     """Call `operation` with another dtype, size, split or operation on the last rank: some rank must raise.
 

@@ -15,7 +15,7 @@ from conformance.observation import Facts
 from conformance.programs.operations.calls import named
 from conformance.programs.operations.judging import wrong_sum
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises, Right
 
@@ -31,7 +31,7 @@ class Mistake:
     mentions: tuple[str | tuple[str, ...], ...] = ()
 
 
-@program("refused_calls", invariants=(), without_ddp=True)
+@program_without_truth("refused_calls", invariants=(), without_ddp=True)
 def refused_calls(ctx: RankContext) -> None:
     """Make the mistaken calls of the scenario's argument `case`; observes each error, and a sum after it.
 

@@ -66,8 +66,12 @@ class Program:
         return expectation
 
 
-def program(name: str, **settings: Any) -> Callable[[Body], Program]:
-    """Register the decorated function as program `name`; `settings` are further fields of `Program`."""
+def program_without_truth(name: str, **settings: Any) -> Callable[[Body], Program]:
+    """Register the decorated function as program `name`, which the plain DDP cannot run or whose facts it cannot show.
+
+    `settings` are further fields of `Program`; `Program.expects` then registers what ranks must observe.
+    `conformance.programs.program` is for all others.
+    """
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from conformance.errors import ReplicaError, present
 from conformance.observation import Facts, Observation
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import get_program, program
+from conformance.programs.registry import get_program, program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.device import on_device
@@ -52,7 +52,7 @@ def _expected_by(replica: Observation) -> dict[int, Facts]:
     return unpacked(replica.facts)
 
 
-@program("replica", invariants=())
+@program_without_truth("replica", invariants=())
 def replica(ctx: RankContext) -> None:
     """Compute the expectation of the scenario in argument `scenario` on this rank's device, and observe it."""
     scenario = Scenario.from_json(ctx.arguments["scenario"])

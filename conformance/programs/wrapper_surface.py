@@ -11,7 +11,7 @@ from torch import nn
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
@@ -213,7 +213,7 @@ ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
 }  # fmt: skip
 
 
-@program("wrapper_surface", invariants=("same_collectives", "leaves_no_trace"))
+@program_without_truth("wrapper_surface", invariants=("same_collectives", "leaves_no_trace"))
 def wrapper_surface(ctx: RankContext) -> None:
     """Observe the aspect of the wrapper that argument `aspect` names. All ranks run it."""
     observe, _ = ASPECTS[ctx.arguments["aspect"]]

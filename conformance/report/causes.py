@@ -163,7 +163,9 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
             Kind.UNDECLARED, names, f"It counts as having {names} and {found.why}.", found.declaration, known=True
         )
     if first.checker in MISTAKES_BY_CHECKER:
-        return _Sign(Kind.BUG, first.checker, *MISTAKES_BY_CHECKER[first.checker], known=True)
+        title, remedy = MISTAKES_BY_CHECKER[first.checker]
+        told_what = f"{title.rstrip('.')}: {shorten(first.summary)}" if first.checker in _TELL_WHAT else title
+        return _Sign(Kind.BUG, first.checker, told_what, remedy, known=True)
     if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):
         kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
         known = MISTAKES[mistake]
@@ -177,6 +179,8 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
     return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
 
 
+#: Checkers of many things, whose mistake alone does not tell which of them is wrong.
+_TELL_WHAT = ("does_not_interfere", "leaves_no_trace", "leaves_no_process")
 #: Checkers whose evidence is a fact, which means something only beside the requirement's sentence.
 _COMPARE = ("facts", "agrees_with_native")
 _WIDTH = 200

@@ -50,9 +50,9 @@ class ProgressBar:
         self._quiet = quiet
         self._statements = statements
         self._width_of_name = _WIDTH_OF_NAME if console.width >= _WIDTH_WITH_BAR else _WIDTH_OF_NAME_ALONE
-        self._runs = ""  # the scenario that began last
+        self._current_id = ""  # the scenario that began last
         self._lines = None if console.is_terminal else make_console(stderr=True)
-        self._said = 0.0
+        self._last_line_at = 0.0
         self._total = len(scenarios)
         self._forecast = _Forecast(scenarios)
         self._started = 0.0
@@ -86,7 +86,7 @@ class ProgressBar:
         if self._quiet:
             return
         if event.outcome is None:
-            self._runs = event.scenario.id
+            self._current_id = event.scenario.id
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
             self._note_failure(event.outcome)
@@ -95,12 +95,12 @@ class ProgressBar:
         self._progress.update(
             self._task,
             completed=event.done,
-            description=shorten(self._runs, self._width_of_name),
+            description=shorten(self._current_id, self._width_of_name),
             verdicts=f"[red]{self._failures()}[/]" if self._num_failed or self._num_contaminated else "",
         )
-        self._said = self._said or self._started
-        if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
+        self._last_line_at = self._last_line_at or self._started
+        if self._lines is not None and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES:
+            self._last_line_at = time.monotonic()
             self._lines.print(self._line(event.done), soft_wrap=True)
 
     def _note_failure(self, outcome: Outcome) -> None:
@@ -132,7 +132,7 @@ class ProgressBar:
         left = self._forecast.left_s(elapsed)
         remaining = f", about {_clock(left)} left" if left else ""
         so_far = f"{done} of {counted(self._total, 'scenario')}"
-        now = f"; now {self._runs}" if self._runs else ""
+        now = f"; now {self._current_id}" if self._current_id else ""
         return f"{so_far}, {self._failures()}, {_clock(elapsed)} elapsed{remaining}{now}"
 
 

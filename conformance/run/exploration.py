@@ -159,7 +159,7 @@ def explore(
                 found.covered |= pairs_of(example.scenario)
                 continue
             running.add(str(example))
-            yield (example,)
+            yield (example,)  # a batch of one
 
     def take(one: Judged | Deviation) -> None:
         if isinstance(one, Judged):

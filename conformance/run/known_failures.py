@@ -202,8 +202,8 @@ def updated(
     """Return the known failures that a run with these `verdicts` would have met.
 
     Entries whose conditions do not hold in `circumstances` stay as they are. An entry that some scenario of its glob
-    contradicts is replaced by one entry for each of the others. A scenario that fails and is not expected to gets
-    `new(id, verdict)`; one whose verdict has changed keeps its reason, issue and expiry.
+    contradicts is replaced by an entry for each scenario that still fails, with its verdict. A scenario that fails and
+    is not expected to gets `new(id, verdict)`; one whose verdict has changed keeps its reason, issue and expiry.
     """
     kept: list[KnownFailure] = []
     covered: set[str] = set()

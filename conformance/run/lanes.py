@@ -108,7 +108,7 @@ def _fork_lanes(
     try:
         for _ in range(jobs):
             ours, theirs = Pipe()
-            process = context.Process(target=_live, args=(work, theirs, [ours, *lanes], os.getpid()))
+            process = context.Process(target=_serve_lane, args=(work, theirs, [ours, *lanes], os.getpid()))
             process.start()
             theirs.close()
             lanes[ours] = process
@@ -151,7 +151,7 @@ def _take_message(
             connection.close()
 
 
-def _live(work: Work[Task, Result], connection: Connection, others: list[Connection], parent: int) -> None:
+def _serve_lane(work: Work[Task, Result], connection: Connection, others: list[Connection], parent: int) -> None:
     """Be a lane, and end this process. Only what `work` has made for itself is cleaned up: the rest is the parent's."""
     import torch
 

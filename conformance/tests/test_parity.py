@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 from mistakes import models
-from mistakes.table import PRECISIONS, load
+from mistakes.table import PRECISIONS, in_precision, load
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -56,6 +56,56 @@ def test_every_mistake_is_found_in_every_precision(name: str, precision: str) ->
     assert re.search(one.expected, found, re.DOTALL) if precision == "float64" else found
     said = examine(**one.arguments(False, precision)).findings
     assert not [text for text in said if precision != "bfloat16" or not COARSE.match(text)]
+
+
+def next_token(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def alike(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    left, right = model(*batch)
+    return (1 - (left * right).sum(-1)).mean()
+
+
+def last_state() -> nn.Module:
+    class Last(nn.LSTM):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x)[0][:, -1]
+
+    return nn.Sequential(Last(6, 12, num_layers=2, batch_first=True), nn.Linear(12, 4))
+
+
+#: Correct trainings: a model, its batch and its loss.
+CORRECT: dict[str, tuple[Any, Any, Any]] = {
+    "MLP": (models.plain, models.rows, models.loss_of),
+    "CNN": (models.cnn, models.images, models.loss_of),
+    "GPT": (models.GPT, lambda _: torch.randint(0, 30, (8, 13)), next_token),
+    "LSTM": (last_state, lambda _: (torch.randn(8, 5, 6), torch.randint(0, 4, (8,))), models.loss_of),
+    "towers": (models.Towers, models.pairs, alike),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("wrap", ["torch", "ddp_impl", "replicate", "fully_shard", "hsdp"])
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_correct_training_is_accused(name: str, wrap: str, optimizer: str, precision: str, seed: int) -> None:
+    model_of, batch_of, loss = CORRECT[name]
+
+    def make(wrapped: Wrap) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        model = wrapped(model_of())
+        return model, getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+
+    def batch(step: int) -> Any:
+        torch.manual_seed(100 * seed + step)
+        return batch_of(step)
+
+    given = models.training(models.step_of(loss), make=make, batch=batch, wrap=wrap, ranks=4 if wrap == "hsdp" else 2)
+    found = examine(**in_precision(given, precision)).findings
+    assert not [text for text in found if precision != "bfloat16" or not COARSE.match(text)]
 
 
 def make_model() -> nn.Module:

@@ -367,7 +367,7 @@ def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
         _failed("buckets/BUCKET-01/a", trace), _failed("gradients/GRAD-03/a", trace, Finding("facts", UNKNOWN)),
     )  # fmt: skip
     assert [(one.title, one.requirements, len(one.outcomes)) for one in causes_of(report)] == [
-        ("A rank's process is not left as it was.", ("COMPAT-12",), 3),
+        ("A rank's process is not left as it was: a thread", ("COMPAT-12",), 3),
         ("A gradient MUST NOT depend on the bucket cap.", ("GRAD-02",), 1),
     ]  # fmt: skip
     assert _verdicts(report) == {
@@ -610,6 +610,7 @@ Replay  the command""",
         ("NotImplementedError: no static graphs here", "construct", {"static_graph": True}, '"static_graph"'),
         ("ValueError: static_graph is not supported", "construct", {"static_graph": True}, '"static_graph"'),
         ("NotImplementedError: no", "construct", {"static_graph": True, "join": 1}, '"join", "static_graph"'),
+        ("NotImplementedError: no kernel", "backward", {"static_graph": True}, ""),
         ("RuntimeError: reshape is not implemented for sparse tensors", "backward", {}, '"sparse_gradients"'),
         ("ValueError: static_graph is not supported", "construct", {}, ""),
         ("ValueError: no static graphs here", "construct", {"static_graph": True}, ""),

@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 
-@program("workers/idle")
+@program_without_truth("workers/idle")
 def idle(ctx: RankContext) -> None:
     """Do nothing but say who this is."""
     ctx.observe("pid", os.getpid())
 
 
-@program("workers/step")
+@program_without_truth("workers/step")
 def step(ctx: RankContext) -> None:
     """Train as the schedule says, without an optimizer."""
     ctx.observe("pid", os.getpid())
@@ -34,7 +34,7 @@ def step(ctx: RankContext) -> None:
         ctx.observe_gradients(f"step{index}", model)
 
 
-@program("workers/exit_without")
+@program_without_truth("workers/exit_without")
 def exit_without(ctx: RankContext) -> None:
     """Take away what the rank ends with, and leave."""
     if ctx.scenario.arguments["what"] == "streams":
@@ -45,7 +45,7 @@ def exit_without(ctx: RankContext) -> None:
     sys.exit(3)
 
 
-@program("workers/meet_stranger")
+@program_without_truth("workers/meet_stranger")
 def meet_stranger(ctx: RankContext) -> None:
     """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins.
 
@@ -65,7 +65,7 @@ def meet_stranger(ctx: RankContext) -> None:
         dist.all_reduce(torch.ones(3), group=ctx.process_group)
 
 
-@program("workers/raise")
+@program_without_truth("workers/raise")
 def raise_(ctx: RankContext) -> None:
     """Raise on the ranks named in the arguments, after one all-reduce of all."""
     ctx.observe("pid", os.getpid())
@@ -78,7 +78,7 @@ def raise_(ctx: RankContext) -> None:
         dist.all_reduce(tensor, group=ctx.process_group)
 
 
-@program("workers/forget")
+@program_without_truth("workers/forget")
 def forget(ctx: RankContext) -> None:
     """Issue an all-reduce on the ranks named in the arguments, and wait for nothing."""
     ctx.observe("pid", os.getpid())
@@ -86,7 +86,7 @@ def forget(ctx: RankContext) -> None:
         dist.all_reduce(torch.ones(3), group=ctx.process_group, async_op=True)
 
 
-@program("workers/fresh_memory")
+@program_without_truth("workers/fresh_memory")
 def fresh_memory(ctx: RankContext) -> None:
     """Observe what is in tensors that nobody has written: small and large ones, and where others have been."""
     for numel in (3, 100, 100_000):
@@ -94,7 +94,7 @@ def fresh_memory(ctx: RankContext) -> None:
         ctx.observe(str(numel), torch.empty(numel).view(torch.int32).unique().tolist())
 
 
-@program("workers/likeness")
+@program_without_truth("workers/likeness")
 def likeness(ctx: RankContext) -> None:
     """Observe the hash of a text, and the order in which sets hold parameters, by the order of their making."""
     parameters = [torch.nn.Parameter(torch.empty(0)) for _ in range(64)]
@@ -104,7 +104,7 @@ def likeness(ctx: RankContext) -> None:
     ctx.observe("parent", os.getppid())
 
 
-@program("workers/wait_for_word")
+@program_without_truth("workers/wait_for_word")
 def wait_for_word(ctx: RankContext) -> None:
     """Wait on every rank until there is a letter for it in a named pipe."""
     with ctx.phase("forward", 0):
@@ -116,7 +116,7 @@ def _wait_for_word(path: str) -> None:
         pipe.read(1)
 
 
-@program("workers/exit")
+@program_without_truth("workers/exit")
 def exit_(ctx: RankContext) -> None:
     """Leave through sys.exit on rank 0, if so asked when told to."""
     if ctx.rank == 0:
@@ -130,7 +130,7 @@ class BaseError(BaseException):
     """An error that derives from BaseException itself, as torch's CheckpointException does."""
 
 
-@program("workers/base_error")
+@program_without_truth("workers/base_error")
 def base_error(ctx: RankContext) -> None:
     """Observe a BaseError, and let one through if so asked."""
     with ctx.catching("caught"):
@@ -139,14 +139,14 @@ def base_error(ctx: RankContext) -> None:
         raise BaseError("as asked")
 
 
-@program("workers/unsupported")
+@program_without_truth("workers/unsupported")
 def unsupported(ctx: RankContext) -> None:
     """Say that it cannot be done here."""
     ctx.observe("pid", os.getpid())
     ctx.unsupported("no such device")
 
 
-@program("workers/half_unsupported")
+@program_without_truth("workers/half_unsupported")
 def half_unsupported(ctx: RankContext) -> None:
     """Say on rank 0 at once, and on the others when they are told to, that it cannot be done here."""
     if ctx.rank > 0:
@@ -154,7 +154,7 @@ def half_unsupported(ctx: RankContext) -> None:
     ctx.unsupported("no such device")
 
 
-@program("workers/slow")
+@program_without_truth("workers/slow")
 def slow(ctx: RankContext) -> None:
     """Enter a phase every so many seconds, so many times.
 
@@ -171,7 +171,7 @@ def _go_on(ctx: RankContext, times: int) -> None:
                 time.sleep(ctx.arguments["seconds"] / sleeps)
 
 
-@program("workers/wait_for_the_last")
+@program_without_truth("workers/wait_for_the_last")
 def wait_for_the_last(ctx: RankContext) -> None:
     """Meet the last rank, which enters a phase every so many seconds, so many times, before."""
     if ctx.rank == ctx.world_size - 1:
@@ -179,26 +179,26 @@ def wait_for_the_last(ctx: RankContext) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-@program("workers/raise_one_by_one")
+@program_without_truth("workers/raise_one_by_one")
 def raise_one_by_one(ctx: RankContext) -> None:
     """Raise on every rank, on each so many phases of so many seconds later than on the one before."""
     _go_on(ctx, ctx.rank * ctx.arguments["times"])
     raise ValueError("as asked")
 
 
-@program("workers/long_answer")
+@program_without_truth("workers/long_answer")
 def long_answer(ctx: RankContext) -> None:
     """Observe more than a connection holds that nobody reads."""
     ctx.observe("much", torch.arange(4_000_000))
 
 
-@program("workers/random")
+@program_without_truth("workers/random")
 def random_numbers(ctx: RankContext) -> None:
     """Draw from the global generator."""
     ctx.observe("drawn", torch.rand(4))
 
 
-@program("workers/environment")
+@program_without_truth("workers/environment")
 def environment(ctx: RankContext) -> None:
     """Observe what a rank finds around it."""
     ctx.observe("torch_threads", torch.get_num_threads())
@@ -216,13 +216,13 @@ class Unreadable:
     """No data."""
 
 
-@program("workers/unreadable")
+@program_without_truth("workers/unreadable")
 def unreadable(ctx: RankContext) -> None:
     """Observe what cannot travel."""
     ctx.facts["smuggled"] = Unreadable()
 
 
-@program("workers/spawn")
+@program_without_truth("workers/spawn")
 def spawn(ctx: RankContext) -> None:
     """Start a process that outlives the scenario, or, if so asked, the rank; `alone` in a session of its own."""
     child = subprocess.Popen(["sleep", "1000"], start_new_session=ctx.arguments.get("alone", False)).pid
@@ -249,7 +249,7 @@ LEAKS: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@program("workers/leak")
+@program_without_truth("workers/leak")
 def leak(ctx: RankContext) -> None:
     """Leave something behind on every rank."""
     ctx.observe("pid", os.getpid())
@@ -283,7 +283,7 @@ def _own_thread() -> _Owner:
 OWNERS: dict[str, Callable[[], _Owner]] = {"group": _own_group, "thread": _own_thread}
 
 
-@program("workers/own")
+@program_without_truth("workers/own")
 def own(ctx: RankContext) -> None:
     """Drop an owner, which the garbage collector has to find."""
     ctx.observe("pid", os.getpid())

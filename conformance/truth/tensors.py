@@ -1,6 +1,7 @@
 """Functions of `PlainDDP` on tensors: copies, layouts, the tensors of an output and their graphs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -50,12 +51,15 @@ def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
     """Return the mean in the layout of the parameter's gradient, or else of the parameter."""
     if mean.is_sparse:
         return mean.clone()
-    like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad
+    like = parameter if parameter.grad is None else parameter.grad
     return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in an output: in tuples, lists, mappings and dataclasses, each container once."""
+    """Return the tensors in an output: in tuples, lists, dictionaries and dataclasses, each container once.
+
+    A container is not asked for what it holds: its own methods may hand that out once, or raise.
+    """
     found, waiting, seen = list[Tensor](), [value], set[int]()
     while waiting:
         part = waiting.pop()
@@ -68,9 +72,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
+    if isinstance(value, dict):
+        return list(dict.values(value))
     if isinstance(value, (list, tuple)):
-        return value
-    fields = getattr(value, "__dataclass_fields__", ())
-    return [getattr(value, name) for name in fields if hasattr(value, name)]  # a field may be left unset
+        kind: Any = list if isinstance(value, list) else tuple
+        return [kind.__getitem__(value, place) for place in range(kind.__len__(value))]
+    is_record = isinstance(value, Mapping) or is_dataclass(value)
+    return [*getattr(value, "__dict__", {}).values()] if is_record else ()  # where an unset field is not

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.recorder import group as recorder_group
 from conformance.subjects.subject import load, named
 from conformance.upstream.cpu_placement import place_on_cpu
@@ -34,7 +34,7 @@ _NUM_MESSAGE_LINES = 4
 _HERE = tuple(suite for suite in SUITES if suite.load())
 
 
-@program("upstream/list", without_ddp=True)
+@program_without_truth("upstream/list", without_ddp=True)
 def list_tests(ctx: RankContext) -> None:
     """Observe which tests can run at the world size for which this process was started."""
     world_size = int(os.environ["WORLD_SIZE"])
@@ -42,7 +42,7 @@ def list_tests(ctx: RankContext) -> None:
     ctx.observe("tests", [[suite.name, method] for suite in suites for method in ddp_tests(suite)])
 
 
-@program("upstream/test", without_ddp=True)
+@program_without_truth("upstream/test", without_ddp=True)
 def run_test(ctx: RankContext) -> None:
     """Run a test with a DDP in the place of torch's; the process is of no use for anything else afterwards.
 

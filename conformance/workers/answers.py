@@ -117,7 +117,7 @@ class Answers:
         await self._deadline.passes(lambda at: max(at, self._unexplained_until) if self._one_hung_up() else at)
         self._all_known.set()
 
-    def others(self) -> dict[int, Observation]:
+    def of_silent_ranks(self) -> dict[int, Observation]:
         """Return, when the wait is over, observations of the ranks that sent nothing, and of what is no message."""
         kind = "hung" if math.isinf(self._deadline.patience_s) else "abandoned"
         heard = [*self.messages, *self.strange]

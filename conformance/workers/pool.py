@@ -60,7 +60,7 @@ class Pool:
         return not self._zygote.gone and all(self._zygote.exit_status(seat) is None for seat in self._seats.values())
 
     async def connect(self) -> dict[int, Observation]:
-        """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
+        """Wait until the ranks are connected; return an observation of each if one failed to, and {} if none did.
 
         Later calls return at once.
         """
@@ -68,7 +68,7 @@ class Pool:
             return {}
         answers = self._expect_answers(self._start_timeout_s)
         await answers.arrive()
-        messages, observations = answers.messages, answers.others()
+        messages, observations = answers.messages, answers.of_silent_ranks()
         for rank, message in messages.items():
             if isinstance(message, Ready) and message.error is not None:
                 fate = Ending("raised", detail=f"raised {message.error}")
@@ -95,7 +95,7 @@ class Pool:
         scenario, answers = self._begun, present(self._answers)
         await answers.arrive()
         elapsed_ns = max(0, int((trio.current_time() - self._begun_at) * 1e9))
-        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in answers.others().items()}
+        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in answers.of_silent_ranks().items()}
         everybody_answered = not observations
         for rank, message in answers.messages.items():
             if isinstance(message, Answer):

@@ -48,7 +48,7 @@ from conformance.workers.messages import (
 from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
 #: After so many forks memory is gathered: what that takes is earned back by as many more. A branch makes many.
-_FORKS_UNTIL_GATHERED = 32
+_FORKS_UNTIL_GC = 32
 
 
 class Nursery:
@@ -61,7 +61,7 @@ class Nursery:
         self._preloaded = list(preloaded)
         self._failure = ""
         self._seats: dict[int, Seat] = {}
-        self._forks_until_gathered = 0 if listener is None else _FORKS_UNTIL_GATHERED  # a branch has what was gathered
+        self._forks_until_gc = 0 if listener is None else _FORKS_UNTIL_GC  # a branch has what was gathered
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wakeup_writer, False)
@@ -111,7 +111,7 @@ class Nursery:
     def _fork_pool(self, seats: tuple[Seat, ...]) -> None:
         handles = self._channel.receive_handles(len(seats), CONNECT_TIMEOUT_S)
         pids = []
-        self._count_forks(len(seats))
+        self._collect_garbage_if_due(len(seats))
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
             try:
@@ -132,14 +132,14 @@ class Nursery:
             os.close(handle)
         self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
 
-    def _count_forks(self, num: int) -> None:
-        if 0 < self._forks_until_gathered <= num:
+    def _collect_garbage_if_due(self, num: int) -> None:
+        if 0 < self._forks_until_gc <= num:
             gather()
-        self._forks_until_gathered -= num
+        self._forks_until_gc -= num
 
     def _branch(self, listener: socket.socket) -> None:
         """Fork a zygote for a controller that has connected; if it cannot be forked, the connection ends."""
-        self._count_forks(_FORKS_UNTIL_GATHERED)
+        self._collect_garbage_if_due(_FORKS_UNTIL_GC)
         zygote = os.getpid()
         with suppress(OSError), accepted(listener) as connected:
             if os.fork() == 0:

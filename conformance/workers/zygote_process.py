@@ -106,7 +106,7 @@ class ZygoteProcess:
         self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
         self._creator = os.getpid()
         self._modules = frozenset(modules)  #: what the zygote was asked to import
-        self._imports = 1  #: how many times the zygote has yet to say that it has imported what it was asked to
+        self._num_imports_pending = 1  #: requests to import that the zygote has not answered
         self._failure = ""
         self._pids: dict[tuple[int, int], int] = {}
         self._ended: dict[tuple[int, int], int] = {}
@@ -140,7 +140,7 @@ class ZygoteProcess:
             self._lose(error)
         else:
             self._modules |= {*new}
-            self._imports += 1
+            self._num_imports_pending += 1
 
     def new_pool(self) -> tuple[int, Path]:
         """Return the number and the directory of a new pool; the zygote must be `ready`."""
@@ -227,10 +227,10 @@ class ZygoteProcess:
     def close(self) -> None:
         """End the zygote, its ranks and what these have started; none of them is left when this returns.
 
-        What a subject starts with an environment that does not name the private directory is not found.
+        But a process survives whose environment does not name the private directory, as where a subject has cleared it.
         """
         self.update()
-        if not self.gone and (self._imports or self.is_stopped):
+        if not self.gone and (self._num_imports_pending or self.is_stopped):
             self._kill()  # it would notice the closed connection only after its imports, or never
         with contextlib.suppress(RuntimeError):  # no loop runs in which somebody could wait for it
             trio.lowlevel.notify_closing(self._channel)
@@ -252,12 +252,12 @@ class ZygoteProcess:
     async def ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
         with trio.move_on_after(START_TIMEOUT_S) as waiting:
-            while self._imports and not self._failure and not self.gone:
+            while self._num_imports_pending and not self._failure and not self.gone:
                 await self.reports()
         if waiting.cancelled_caught:
             stopped = ": a signal has stopped it" if self.is_stopped else ""
             self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
-        if self.gone and self._imports and not self._failure:
+        if self.gone and self._num_imports_pending and not self._failure:
             output = (self.directory / _OUTPUT).read_text(errors="replace")
             self._failure = f"the ranks' zygote died while it was starting:\n{output}"
         if self._failure:
@@ -270,7 +270,7 @@ class ZygoteProcess:
             case Forked():
                 self._forked[message.pool] = message
             case Preloaded(error):
-                self._imports -= 1
+                self._num_imports_pending -= 1
                 if error:
                     self._failure = f"the ranks' zygote could not import what ranks need:\n{error}"
         self._awaiting.unpark_all()
@@ -286,7 +286,7 @@ class ZygoteProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, and has closed its connection
                 status = self._process.wait(MOMENT_S)
                 self.end = "" if status is None else _described(status)
-        if not self._imports and self._process.poll() is None:
+        if not self._num_imports_pending and self._process.poll() is None:
             why = (
                 "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
             )

@@ -180,6 +180,6 @@ class CopiedState(TorchSurface):
         with self.reducer.between_backwards(f"the other ranks' buffers, because here {changed}"):
             timeout = timeout_of(self.process_group, self.device)
             mine = json.dumps(layouts.words)
-            told = self.reducer.peers.told_by_all("buffers", layouts.num_changes, mine, timeout)
+            told = self.reducer.peers.exchange_by_store("buffers", layouts.num_changes, mine, timeout)
             verify_buffers([json.loads(each) for each in told or ()], rank_in(self.process_group))
         self._buffer_layouts = layouts

@@ -179,7 +179,7 @@ class DistributedDataParallel(JoinedWrapper):
             self.device_mesh = device_mesh
         self._peers = Peers(self.process_group)
         self.parameters_to_ignore = set(ignored_names(module))
-        with self._peers.telling("construction"):
+        with self._peers.publishing_errors("construction"):
             members = managed_parameters(module, self.parameters_to_ignore)
             check_nested(module, members, gradient_as_bucket_view)
             self.device_type = device_type(module, self.parameters_to_ignore)
@@ -214,7 +214,7 @@ class DistributedDataParallel(JoinedWrapper):
         )
         self._copied: Construction = ()
         self._in_company = True  # unless all ranks say that nobody has another one
-        self._peers.say_whether_compared(init_sync)
+        self._peers.publish_init_sync(init_sync)
         self._knows_others = init_sync  # as far as they have said whether they compare
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
@@ -511,7 +511,8 @@ class InGraphBackwards:
         averages.take_effect(True)  # unless its backward says otherwise
         self._reducer.telemetry.warned.add("local")  # what accumulates is an average, which the reducer does not know
         self._reducer.reduction.used_locally.clear()  # the graph brings all; one captured with others would differ
-        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use)
+        since = self._reducer.num_nodes_before_forward
+        self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use, since=since, of="graph")
 
     def _reached(self, averages: InGraphReducer) -> None:
         if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is

@@ -249,7 +249,7 @@ class TorchSurface(nn.Module):
                 "every rank relies on it. Wrap the module anew on every rank, with argument "
                 f"{name.replace('bytes_cap', 'cap_mb')}"
             )
-        changed: Any = {name: bool(value)}
+        changed: Any = {name: type(getattr(self._options, name))(value)}
         self._options = dataclasses.replace(self._options, **changed)
         self.reducer.choose_options(self._options)
 

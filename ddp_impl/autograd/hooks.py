@@ -98,7 +98,7 @@ class AutogradHooks:
         shared = self.shared()
         return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
 
-    def come_last(self) -> bool:
+    def run_after_user_hooks(self) -> bool:
         """Have hooks that the user registered later be called before these; return whether there were any."""
         if max(map(len, self._tables), default=0) <= 1:  # in C, as the next line
             return False
@@ -115,19 +115,31 @@ class AutogradHooks:
         if not self._node_handles:
             self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
 
-    @staticmethod
-    def on_backward(outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None) -> bool:
-        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one."""
+    def on_backward(
+        self, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None, *, since: int, of: str
+    ) -> bool:
+        """Call `report` whenever a backward reaches one of `outputs`; return whether it can reach one.
+
+        A graph that is older than forward, which began at node number `since`, may outlive many forwards that return
+        it: the hook of the latest one `of` a kind takes the place of the one before.
+        """
         reached, can_reach = _reporter(report, keeps), False
         for output in outputs:
             for node in nodes_behind(output):
-                node.register_prehook(reached)
+                handle = node.register_prehook(reached)
                 can_reach = True
+                if node._sequence_nr() < since:
+                    latest = node.metadata.setdefault(  # type: ignore[attr-defined]
+                        f"ddp_impl {of}", weakref.WeakKeyDictionary()
+                    )
+                    if (before := latest.get(self)) is not None:
+                        before.remove()
+                    latest[self] = handle
         return can_reach
 
     def counting(self, index: int) -> Callable[[Tensor], None]:
         """Return the hook of a parameter."""
-        # The hot path. It does what `Arrivals._settle` does, without a call.
+        # The hot path. It does what `Arrivals._await_no_more` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         moves_early = self._moves_early
         listener: Any = self._listener
@@ -135,7 +147,7 @@ class AutogradHooks:
         def gradient_arrived(_: Tensor) -> None:
             if due[index] == 1:
                 if moves_early[index]:
-                    listener().early_moves.came(index)
+                    listener().early_moves.move(index)
                 due[index] = 0
                 bucket = bucket_of[index]
                 left = pending[bucket] - 1

@@ -74,6 +74,16 @@ def unfinished(
     )
 
 
+def reached_no_output(rank: int) -> str:
+    """Return the message for a backward that brought every gradient by a way past what forward returned."""
+    return (
+        f"[rank {rank}] Expected to have finished reduction in the prior iteration before starting a new one. The last "
+        "backward brought every parameter its gradient and reached no tensor that forward returned, so that with "
+        "static_graph=True another backward of the iteration might follow: the gradients are not averaged. Return from "
+        "forward the loss, or what it is computed from, or leave static_graph out."
+    )
+
+
 def aborted(rank: int) -> str:
     """Return the message for a last backward that an exception ended halfway."""
     return (
@@ -193,7 +203,7 @@ def used_after_all(rank: int, name: str, *, static: bool) -> str:
     )
 
 
-def came_late(rank: int, name: str, iteration: int) -> str:
+def gradient_of_unused(rank: int, name: str, iteration: int) -> str:
     """Return the warning for a gradient of a parameter that an iteration, over by now, has counted as unused."""
     return (
         f"[rank {rank}] parameter '{name}' counted as unused in iteration {iteration}, and a backward has brought it "
@@ -207,9 +217,10 @@ def went_past_the_wrapper(rank: int, name: str, iteration: int) -> str:
     """Return the warning for a gradient of a backward that passed no output of forward, after an iteration."""
     return (
         f"[rank {rank}] after iteration {iteration} parameter '{name}' received a gradient from a backward that passed "
-        "no output of this DistributedDataParallel's forward. Gradients of such a backward are not averaged: each rank "
-        "keeps its own, and the replicas drift apart. Call the wrapper, ddp(...), instead of ddp.module(...) or a "
-        "method of the module. Where local gradients are meant, run the forward under ddp.no_sync()."
+        "no output of this DistributedDataParallel's forward. Each rank keeps its own gradient, unless the next "
+        "synchronised backward finds it in .grad: the replicas drift apart. Call the wrapper, ddp(...), instead of "
+        "ddp.module(...) or a method of the module. Where local gradients are meant, run the forward under "
+        "ddp.no_sync()."
     )
 
 
@@ -272,6 +283,10 @@ def _place(traceback: TracebackType | None) -> str:
         traceback = traceback.tb_next
     code = traceback.tb_frame.f_code
     return f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
+
+
+#: What a rank publishes whose last backward brought every gradient by a way past what forward returned.
+PASSED_BY = "its last backward reached no tensor that forward returned"
 
 
 def lacks(names: Sequence[str], step: int) -> str:

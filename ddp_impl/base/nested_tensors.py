@@ -7,12 +7,15 @@ the same shard average it, in place. torch's way replaces parameters around each
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from operator import attrgetter, is_
+from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -20,17 +23,35 @@ from torch import Tensor
 
 from ddp_impl.torch_internals.tensors import has_operators, plain_alias
 
+#: Types whose objects hold no tensors that forward returns.
+_WITHOUT_TENSORS = (type(None), str, bytes, int, float, complex, type, torch.nn.Module)
+#: At most so many things are looked at within objects that are no containers: one may refer to a whole dataset.
+_MOST_IN_OBJECTS = 1000
+
 
 def find_tensors(value: Any) -> list[Tensor]:
-    """Return every tensor in `value`: in containers, mappings, dataclasses, owned RRefs, attributes of other objects.
+    """Return every tensor in `value`: in containers, dataclasses, owned RRefs, attributes of other objects.
 
-    torch stops at types that it does not know (pytorch/pytorch#124666). All of a type are looked into in one step.
+    torch stops at types that it does not know (pytorch/pytorch#124666). What objects store is read without a call of
+    their own code, which may compute, raise, or hand out each item once. All of a type are looked into in one step.
     """
     if type(value) is Tensor:
         return [value]
     tensors: list[Tensor] = []
     seen: dict[int, Any] = {}  # holds the objects, whose ids others could get
-    level = [value]
+    objects: list[Any] = []
+    _search([value], tensors, seen, sys.maxsize, objects)
+    _search(objects, tensors, seen, _MOST_IN_OBJECTS)
+    return tensors
+
+
+def _search(
+    level: list[Any], tensors: list[Tensor], seen: dict[int, Any], room: int, objects: list[Any] | None = None
+) -> None:
+    """Append to `tensors` those in `level` and below, by looking at `room` things; `objects` gets what is no container.
+
+    Without `objects`, these are looked into as well.
+    """
     while level:
         below: list[Any] = []
         kinds = list(dict.fromkeys(map(type, level)))
@@ -41,35 +62,54 @@ def find_tensors(value: Any) -> list[Tensor]:
             if issubclass(kind, Tensor):
                 tensors += items
                 continue
+            read = _reader(kind)
+            if objects is not None and read is _attributes:
+                objects += items
+                continue
             unseen = dict(zip(map(id, items), items, strict=True))
             if not seen.keys().isdisjoint(unseen):
                 unseen = {key: item for key, item in unseen.items() if key not in seen}
             seen.update(unseen)
-            below += _contents(kind, unseen.values())
+            contents = list(islice(chain.from_iterable(map(read, unseen.values())), room))
+            room -= len(contents)
+            below += contents
         level = below
-    return tensors
 
 
-#: Types whose objects hold no tensors that forward returns.
-_WITHOUT_TENSORS = (type(None), str, bytes, int, float, complex, type, torch.nn.Module)
-
-
-def _contents(kind: type, items: Collection[Any]) -> Iterator[Any]:
-    """Return what `items`, objects of type `kind`, hold."""
-    if issubclass(kind, Mapping):
-        return chain.from_iterable(item.values() for item in items)
-    if issubclass(kind, (list, tuple, set, frozenset)):
-        return chain.from_iterable(items)
+def _reader(kind: type) -> Callable[[Any], Iterable[Any]]:
+    """Return what reads the contents that objects of type `kind` store."""
+    for container in (list, tuple, set, frozenset):
+        if issubclass(kind, container):
+            return container.__iter__
+    if issubclass(kind, dict):
+        return dict.values
+    if kind is MappingProxyType:
+        return MappingProxyType.values
     if dataclasses.is_dataclass(kind):
-        names = [entry.name for entry in dataclasses.fields(kind)]
-        return (getattr(item, name, None) for name in names for item in items)
-    if _is_rref(kind):
-        return (item.local_value() for item in items if item.is_owner())
-    if callable(next(iter(items), None)):
-        return iter(())
-    slots = [name for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
-    in_slots = (getattr(item, name) for name in slots for item in items if hasattr(item, name))
-    return chain(in_slots, chain.from_iterable(getattr(item, "__dict__", {}).values() for item in items))
+        return _stored
+    return _local_value if _is_rref(kind) else _attributes
+
+
+def _local_value(rref: Any) -> Iterable[Any]:
+    return (rref.local_value(),) if rref.is_owner() else ()
+
+
+def _attributes(item: Any) -> Iterable[Any]:
+    return () if callable(item) else _stored(item)
+
+
+def _stored(item: Any) -> Iterable[Any]:
+    """Return the values of an object's `__dict__` and slots."""
+    try:
+        values = [*object.__getattribute__(item, "__dict__").values()]
+    except AttributeError:
+        values = []
+    for kind in type(item).__mro__:
+        for slot in vars(kind).values() if "__slots__" in vars(kind) else ():
+            if type(slot) is MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # it is not set
+                    values.append(slot.__get__(item))
+    return values
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -84,7 +84,7 @@ class Arrivals:
 
     def exclude(self, absent: Iterable[int]) -> list[int]:
         """Await nothing of the parameters `absent`; return the full buckets, also those without any use."""
-        full = {self.bucket_of[index] for index in absent if self._settle(index)}
+        full = {self.bucket_of[index] for index in absent if self._await_no_more(index)}
         full.update(bucket for bucket, size in enumerate(self._pending_when_armed) if size == 0)
         return sorted(full)
 
@@ -95,7 +95,7 @@ class Arrivals:
             self._plan_iterations()
             absent = [index for index, times in enumerate(self.learnt) if times == 0]
         else:
-            absent = [index for index in self.missing if not self.came_in_part(index)]
+            absent = [index for index in self.missing if not self.arrived_in_part(index)]
         self.disarm()
         return absent
 
@@ -119,10 +119,10 @@ class Arrivals:
     @property
     def missing(self) -> list[int]:
         """The parameters that have brought no gradient, or fewer than a static graph has learnt."""
-        came = self._times_come if self.learns else [0] * len(self.due)
-        return [index for index, left in enumerate(self.due) if left and not came[index]]
+        arrived = self._times_come if self.learns else [0] * len(self.due)
+        return [index for index, left in enumerate(self.due) if left and not arrived[index]]
 
-    def came_in_part(self, index: int) -> bool:
+    def arrived_in_part(self, index: int) -> bool:
         """Whether a parameter has brought some gradients, but fewer than a static graph has learnt."""
         return 0 < abs(self.due[index]) < abs(self._due_when_armed[index])
 
@@ -131,7 +131,7 @@ class Arrivals:
         """The parameters of which a static graph has learnt that they get no gradient."""
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]
 
-    def _settle(self, index: int) -> bool:
+    def _await_no_more(self, index: int) -> bool:
         """Await nothing more of a parameter; return whether this made its bucket full. The hook does the same."""
         if self.due[index] == 0:
             return False

@@ -81,9 +81,9 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
         raise TypeError(f"a comm hook is called as hook(state, bucket), but {hook!r} cannot be: {error}") from error
     bucket_name = list(bound.arguments)[1] if len(bound.arguments) > 1 else None
     annotation = signature.parameters[bucket_name].annotation if bucket_name else inspect.Parameter.empty
-    if not _says(annotation, inspect.Parameter.empty, TorchGradBucket, GradBucket):
+    if not _names_one_of(annotation, inspect.Parameter.empty, TorchGradBucket, GradBucket):
         raise ValueError(f"Communication hook: bucket annotation should be TorchGradBucket, not {annotation!r}")
-    if not _says(signature.return_annotation, inspect.Signature.empty, Future[Tensor], Future):
+    if not _names_one_of(signature.return_annotation, inspect.Signature.empty, Future[Tensor], Future):
         raise ValueError(
             "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], not "
             f"{signature.return_annotation!r}"
@@ -194,7 +194,7 @@ def _described(tensor: Tensor) -> str:
     return f"{layout}, of shape {list(tensor.shape)} and {tensor.dtype}"
 
 
-def _says(annotation: Any, *allowed: Any) -> bool:
+def _names_one_of(annotation: Any, *allowed: Any) -> bool:
     """Whether an annotation is one of `allowed`; a postponed one is a string, compared by its last word."""
     if isinstance(annotation, str):
         words = {str(getattr(item, "__name__", item)).rsplit(".", 1)[-1] for item in allowed}

@@ -382,7 +382,7 @@ class EarlyMoves(Observer):
         for bucket in self.buckets:
             bucket.restore_views()
 
-    def came(self, index: int) -> None:
+    def move(self, index: int) -> None:
         """Move the gradient of a parameter into its bucket, unless that is not so simple: `collect` finds it then."""
         bucket, place = self._places[index]
         parameter = bucket.parameters[place]

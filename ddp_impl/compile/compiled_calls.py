@@ -85,7 +85,7 @@ class OwnGraphs(Around):
         return compiled
 
 
-class Reduction(enum.Enum):
+class WhereAveraged(enum.Enum):
     """How the graphs of a compiled module are compiled, for the sake of who averages the gradients."""
 
     #: The reducer, from hooks; graphs are cut where buckets end, so that it can begin before the backward is over.
@@ -104,16 +104,16 @@ class InGraph:
     wire_dtype: torch.dtype | None = None
 
 
-def wanted_reduction() -> Reduction:
+def wanted_reduction() -> WhereAveraged:
     """Return what `torch._dynamo.config.optimize_ddp` asks for, in torch's values. Equal on every rank."""
     wanted = optimize_ddp()
     if isinstance(wanted, str) and wanted.startswith("python_reducer"):
-        return Reduction.IN_GRAPH
-    return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
+        return WhereAveraged.IN_GRAPH
+    return WhereAveraged.WHOLE if wanted in (False, "no_optimization") else WhereAveraged.SPLIT
 
 
 def in_graph(
-    wanted: Reduction, averaged: AveragedParameters, options: ReducerOptions, group: dist.ProcessGroup, *,
+    wanted: WhereAveraged, averaged: AveragedParameters, options: ReducerOptions, group: dist.ProcessGroup, *,
     reducer_must: bool, comm_hook: tuple[Any, Any] | None, param_dtype: torch.dtype | None,
 ) -> InGraph | None:  # fmt: skip
     """Return how the compiled backward averages if it can do what is `wanted`; None: the reducer averages.
@@ -125,18 +125,18 @@ def in_graph(
     wire = wire_format(comm_hook, group)
     casts_otherwise = param_dtype is not None and options.reduce_dtype is not param_dtype
     reducer_must = reducer_must or options.find_unused_parameters or options.static_graph or options.finalizes_by_hand
-    if wanted is not Reduction.IN_GRAPH or reducer_must or wire is None or casts_otherwise:
+    if wanted is not WhereAveraged.IN_GRAPH or reducer_must or wire is None or casts_otherwise:
         return None
     if any(spec.sparse or spec.delayed for spec in averaged.specs):
         return None
     return InGraph(group, wire.dtype or param_dtype)
 
 
-def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
+def reduction_of(wanted: WhereAveraged, answer: InGraph | None) -> WhereAveraged:
     """Return how graphs are compiled, given what `in_graph` answered; split if the reducer has to average."""
     if answer is not None:
-        return Reduction.IN_GRAPH
-    return Reduction.SPLIT if wanted is Reduction.IN_GRAPH else wanted
+        return WhereAveraged.IN_GRAPH
+    return WhereAveraged.SPLIT if wanted is WhereAveraged.IN_GRAPH else wanted
 
 
 class CompiledCalls:
@@ -162,7 +162,7 @@ class CompiledCalls:
         self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         # What the ranks of a group have agreed on: rank 0's order, or None if not all average in graph.
         self._agreed: tuple[dist.ProcessGroup, Sequence[int] | None] | None = None
         self.averages_in_graph: InGraphReducer | None = None
@@ -196,7 +196,7 @@ class CompiledCalls:
         return forward is not None and (forward.compiler is not None or is_compiled(forward.module))
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> WhereAveraged:
         """How graphs are compiled if nothing speaks against it."""
         return wanted_reduction()
 
@@ -242,7 +242,7 @@ class CompiledCalls:
         if aim not in known:
             backend = compiler_behind(callback).backend
             ours = self.backend_for(backend, aim, forward.module)
-            one_graph = aim.reduction is Reduction.IN_GRAPH
+            one_graph = aim.reduction is WhereAveraged.IN_GRAPH
             known[aim] = callback if ours is backend else with_backend(callback, ours, one_graph=one_graph)
         return known[aim]
 
@@ -251,7 +251,7 @@ class CompiledCalls:
         if forward.aim is None:
             answer = forward.averages()
             if answer is not None and not self.is_whole:
-                self._tell_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
+                self._warn_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
                 answer = None
             if answer is not None and self._agreed == (answer.group, None):
                 answer = None
@@ -273,10 +273,10 @@ class CompiledCalls:
                 return given
         self._check_unchanged(module)
         ours = backend
-        if aim.reduction is Reduction.IN_GRAPH:
+        if aim.reduction is WhereAveraged.IN_GRAPH:
             averages = self._reducers[aim.fusion, aim.wire_dtype]
             ours = InGraphBackend(backend, averages, self._agree, functools.partial(self._begin_in_graph, averages))
-        elif aim.reduction is Reduction.SPLIT:
+        elif aim.reduction is WhereAveraged.SPLIT:
             ours = SplitBackend(backend, self.averaged, self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
         if given is not backend:
@@ -311,9 +311,9 @@ class CompiledCalls:
                 error.add_note(messages.IN_GRAPH_NO_MORE)
                 raise
             self._agreed = group, self.agree(None)
-            self._tell_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
+            self._warn_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
         except _OthersSplitError:
-            self._tell_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
+            self._warn_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
         except _OtherOrderError:
             self._reducers.clear()
             self.callbacks.clear()
@@ -345,9 +345,9 @@ class CompiledCalls:
         """Ask the ranks anew whether all have one graph; all ranks of the group must call it."""
         self._agreed = None
 
-    def _tell_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
             log.warning(message)
 
 
@@ -374,6 +374,6 @@ class _Forward:
 class _Aim:
     """What graphs are compiled for."""
 
-    reduction: Reduction
+    reduction: WhereAveraged
     fusion: Fusion
     wire_dtype: torch.dtype | None

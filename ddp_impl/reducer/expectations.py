@@ -72,12 +72,12 @@ class Every:
     def iteration_begins(self) -> None:
         """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
         if not all(self.reduction.learnt.in_order):
-            self.reduction.hold_all_back()
+            self.reduction.launch_all_after_backward()
 
     def learning_begins(self) -> None:
         """Hold all buckets back, in a backward whose order is learnt: it is not known."""
         if not self.reduction.iteration.launched:
-            self.reduction.hold_all_back()
+            self.reduction.launch_all_after_backward()
 
     def await_forecast(self) -> None:
         """Wait until it is known which buckets leave within the backward, if that is not known."""
@@ -123,6 +123,9 @@ class Every:
         if not reduction.iteration.is_incomplete:
             return reduction.error(messages.aborted(reduction.rank))
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
+        if not missing:
+            text = messages.reached_no_output(reduction.rank)
+            return reduction.error(text + peers.exchange(messages.PASSED_BY))
         text = messages.unfinished(
             reduction.rank,
             missing,
@@ -193,9 +196,9 @@ class Some(Every):
     def _read(self, forecast: Round) -> None:
         with self.reduction.awaiting_usage():
             answer = forecast.result()
-        self.reduction.hold_back_uncertain(self.may_launch_in_backward(answer))
+        self.reduction.launch_uncertain_after_backward(self.certain_in_order(answer))
 
-    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+    def certain_in_order(self, forecast: Answer) -> Sequence[bool]:
         """Return for each parameter whether its gradient is certain to arrive, on all ranks in one order."""
         in_order = self.reduction.learnt.in_order or [False] * len(self.members)
         return list(map(min, forecast.certain, in_order))
@@ -235,9 +238,9 @@ class Same(Every):
         """Hold back the buckets whose parameters ranks do not use equally often."""
         promise = self.reduction.learnt.promise
         if not all(self.reduction.learnt.in_order):
-            self.reduction.hold_all_back()
+            self.reduction.launch_all_after_backward()
         elif promise is not None:
-            self.reduction.hold_back_uncertain(promise.alike)
+            self.reduction.launch_uncertain_after_backward(promise.alike)
 
     def absent_at_start(self) -> Sequence[int]:
         """Return what the first iteration did not use."""

@@ -254,7 +254,7 @@ class Iteration:
         """How many buckets are left that leave within the backward."""
         return len(self.launch_order) - self.num_late - len(self.launched)
 
-    def hold_back(self, late: Collection[int]) -> None:
+    def launch_after_backward(self, late: Collection[int]) -> None:
         """Let the buckets with these indices leave behind all others, when the backward is over."""
         if self.launched:
             raise self.illegal("hold a bucket back")
@@ -273,7 +273,7 @@ class Iteration:
         self.launched += taken
         return taken
 
-    def know_outputs(self, tensors: Iterable[Tensor]) -> None:
+    def note_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Remember what one more forward returned, if it is marked."""
         nodes: Iterable[Any] = chain.from_iterable(map(nodes_behind, tensors))
         marks = [weakref.ref(node) for node in nodes if isinstance(node, BackwardCFunction)]
@@ -287,12 +287,12 @@ class Iteration:
 
 @dataclass(eq=False, slots=True)
 class Backward:
-    """A run of autograd's engine; `told_missing`: an error has named what is missing; `came`: if it is local."""
+    """A run of autograd's engine; `has_named_missing`: an error has, of what is missing; `arrived`: of a local one."""
 
     number: int = -1
-    told_missing: bool = False
+    has_named_missing: bool = False
     is_compiled: bool = False
-    came: list[int] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

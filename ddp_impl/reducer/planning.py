@@ -114,7 +114,7 @@ class BucketPlanning:
         number, *order = learnt.order
         if number != reduction.peers.number:
             text = messages.another_wrapper(reduction.rank, reduction.peers.number, number)
-            reduction.peers.tell(text)
+            reduction.peers.publish(text)
             raise reduction.error(text)
         if reduction.options.caps.measured:
             with reduction.peers.awaiting("forward", "the times of the ranks' all-reduces"):

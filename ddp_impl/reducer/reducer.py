@@ -178,17 +178,20 @@ class Reducer:
         if self.may_share_backward:
             company.mark_shared(self)
             if company.has_an_order(self):
-                iteration.know_outputs(outputs)
+                iteration.note_outputs(outputs)
         captures = iteration.context_id is not None
         self.hooks.captures, self.early_moves.movable = captures, not captures
         if captures:
             self.hooks.listen_to_nodes(self.reduction.graph.nodes)
-        iteration.is_announced |= self.hooks.on_backward(outputs, self.output_reached, in_use)
+        iteration.is_announced |= self.hooks.on_backward(
+            outputs, self.output_reached, in_use, since=self.num_nodes_before_forward, of="averages"
+        )
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
         self.reduction.follows_local = True
-        self.hooks.on_backward(outputs, partial(self._local_output_reached, self._num_triggers))
+        report = partial(self._local_output_reached, self._num_triggers)
+        self.hooks.on_backward(outputs, report, since=self.num_nodes_before_forward, of="no_sync")
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun whose reduction is not complete.
@@ -201,7 +204,7 @@ class Reducer:
         if (peers.lost or peers.company.has_failed) and (lost := peers.why_lost()):
             raise reduction.error(lost)
         if iteration.progress is not Progress.IDLE and iteration.progress is not Progress.AWAITS:
-            self._backward.told_missing = True
+            self._backward.has_named_missing = True
             raise self.expectation.unfinished()
         if reduction.learnt.unread and iteration.run is Run.NONE and reduction.was_refused_before():
             self._perform(iteration.enter(Event.REFUSED))
@@ -233,7 +236,7 @@ class Reducer:
 
         Raises `ReductionError` where gradients of the last backward are missing and no error has said so.
         """
-        if self.reduction.iteration.is_incomplete and not self._backward.told_missing:
+        if self.reduction.iteration.is_incomplete and not self._backward.has_named_missing:
             self.check_finished()
         self.raised_early = False
         self.reduction.reduce_over(group, Peers(group))
@@ -323,7 +326,7 @@ class Reducer:
             self.check_finished()
         local, self._local = self._local, None
         self._perform(self.reduction.iteration.enter(Event.BACKWARD))
-        for index in local.came if local is not None else ():  # this backward runs through both
+        for index in local.arrived if local is not None else ():  # this backward runs through both
             self.take_gradient(index)
 
     def refuse_compiled_backward(self) -> None:
@@ -346,13 +349,13 @@ class Reducer:
         iteration, due = reduction.iteration, arrivals.due[index]
         waits = iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
         if self._local is not None or (waits and self._belongs_to_other(index)):
-            self._begin_local().came.append(index)
+            self._begin_local().arrived.append(index)
             return
         if due == 0:
             if iteration.progress is Progress.HELD:
                 self.check_finished()
             if iteration.progress in (Progress.IDLE, Progress.BROKEN) and not self._was_handed_out_early:
-                self._arrived_late(index)
+                self._keep_local(index)
                 return
             if not self.expectation.may_still_arrive(index):
                 reduction.refuse(reduction.error(self.expectation.one_too_many(index)))
@@ -374,7 +377,7 @@ class Reducer:
             for observer in self.observers:
                 observer.gradient_arrived(index)
         if self.early_moves.takes[index] and abs(arrivals.due[index]) == 1 and not learns:
-            self.early_moves.came(index)
+            self.early_moves.move(index)
         if arrivals.take(index, now_ns() - self.telemetry.current.backward_start):
             self.bucket_is_full(arrivals.bucket_of[index])
 
@@ -390,7 +393,7 @@ class Reducer:
         if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
             self.launch_full_buckets()
 
-    def _arrived_late(self, index: int) -> None:
+    def _keep_local(self, index: int) -> None:
         """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
@@ -400,7 +403,7 @@ class Reducer:
         is_anothers = index in self.hooks.shared()
         if reduction.num_ranks > 1 and not (is_meant or is_anothers):
             name, number = self.members[index].name, reduction.iteration.number
-            warning = messages.came_late if last and index in last else messages.went_past_the_wrapper
+            warning = messages.gradient_of_unused if last and index in last else messages.went_past_the_wrapper
             self.telemetry.warn_once("local", warning(reduction.rank, name, number))
 
     # -- gradients that are not to be averaged ------------------------------------------------------------------------
@@ -417,9 +420,9 @@ class Reducer:
             self._begin_local()
         if self.hooks.shared() and not self._local_is_reached and not in_compiled_backward():
             self._local_is_reached = True
-            WhenBackwardEnds(self._leave_local_output, self._leave_local_output)
+            WhenBackwardEnds(self._local_output_is_over, self._local_output_is_over)
 
-    def _leave_local_output(self, *_: object) -> None:
+    def _local_output_is_over(self, *_: object) -> None:
         self._local_is_reached = False
 
     def _begin_local(self) -> Backward:
@@ -434,7 +437,7 @@ class Reducer:
 
     def _local_is_over(self, *_: object) -> None:
         if self._local is not None:
-            self.reduction.used_locally.update(self._local.came)
+            self.reduction.used_locally.update(self._local.arrived)
         self._local = None
         self.engine_run_is_over()
 
@@ -567,7 +570,7 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        self.hooks.come_last()  # in the order of forwards, which wrappers that share a parameter keep
+        self.hooks.run_after_user_hooks()  # in the order of forwards, which wrappers that share a parameter keep
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
@@ -582,7 +585,7 @@ class Reducer:
             self.counts_with(run.tally_of(self, begins=learns))
         if learns:
             self.expectation.learning_begins()
-        if self.hooks.come_last() or not reduction.learnt.has_rebuilt_buckets:
+        if self.hooks.run_after_user_hooks() or not reduction.learnt.has_rebuilt_buckets:
             reduction.user_hooks.search()
             self.choose_observers()
         is_first = self.telemetry.current.backward_start == NEVER

@@ -97,7 +97,7 @@ class Reduction:
 
     # -- which buckets leave when -------------------------------------------------------------------------------------
 
-    def hold_back_uncertain(self, certain: Sequence[bool]) -> None:
+    def launch_uncertain_after_backward(self, certain: Sequence[bool]) -> None:
         """Hold back the buckets whose gradients are not all `certain`; with a comm hook, all behind the first one."""
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
         late = set[int]()
@@ -105,11 +105,11 @@ class Reduction:
             late.update(bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain))
         if self.comm_hook is not None and late:
             late = set(range(min(late), len(self.buckets)))
-        self.iteration.hold_back(late)
+        self.iteration.launch_after_backward(late)
 
-    def hold_all_back(self) -> None:
+    def launch_all_after_backward(self) -> None:
         """Let every bucket leave behind the backward."""
-        self.iteration.hold_back(range(len(self.buckets)))
+        self.iteration.launch_after_backward(range(len(self.buckets)))
 
     def release_late(self) -> None:
         """Let the late buckets leave: the backward is over. Collective with `skip_all_reduce_unused_params`."""
@@ -321,7 +321,7 @@ class Reduction:
             raise error
         if self.iteration.refusal is None:
             self.iteration.refusal = error
-            self.peers.tell(str(error))
+            self.peers.publish(str(error))
 
     def refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
@@ -378,7 +378,7 @@ class Reduction:
             return
         for bucket in self._in_flight()[:-1]:
             if bucket.indices.isdisjoint(self.iteration.unused) and bucket.indices.isdisjoint(self.hooks.shared()):
-                self.user_hooks.averages_come(bucket.indices)
+                self.user_hooks.before_averages(bucket.indices)
                 self.hand_out(bucket, self.wait(bucket), None)
                 self.step(bucket, None)
 
@@ -491,7 +491,7 @@ class UserHooks(Observer):
         if self.hooked:
             self._gone.update(indices)
 
-    def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
+    def before_averages(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
         """Look, once in an iteration, at these parameters before averages are handed out; `unused` have no gradient."""
         for member in self.hooked:
             if member.index not in indices or member.index in self._seen:
@@ -504,7 +504,7 @@ class UserHooks(Observer):
 
     def backward_ended(self, unused: Collection[int], prefix: str) -> None:
         """Warn, once, of parameters that were stepped."""
-        self.averages_come(range(len(self._members)), unused)
+        self.before_averages(range(len(self._members)), unused)
         if self._stepped:
             self._telemetry.warn_once(
                 "hooks",

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.buckets.plan import ParameterSpec
-from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls, WhereAveraged
 from ddp_impl.compile.fusion import Fusion
 from ddp_impl.compile.graph_split import AveragedParameters
 
@@ -23,7 +23,7 @@ WEIGHT_BYTES = 4 * WIDTH * WIDTH
 
 def average_in_graph(ddp: DistributedDataParallel, fusion: Fusion = Fusion.CONCAT) -> None:
     """Have the compiled backward of `ddp` average, whatever torch is configured to do."""
-    body = {"reduction": Reduction.IN_GRAPH, "fusion": fusion}
+    body = {"reduction": WhereAveraged.IN_GRAPH, "fusion": fusion}
     ddp._compiled_calls.__class__ = type("InGraphCalls", (CompiledCalls,), body)
 
 

@@ -159,7 +159,7 @@ def test_what_a_static_graph_brings_in_part_is_not_absent() -> None:
     counter.arm(static=True)
     assert come(counter, 1, 0) == [1]
     assert counter.missing == [0]
-    assert counter.came_in_part(0)
+    assert counter.arrived_in_part(0)
     assert counter.conclude() == []
     check_invariants(counter)
 

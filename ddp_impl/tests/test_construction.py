@@ -31,6 +31,12 @@ _ARGUMENTS = (
 )  # fmt: skip
 
 
+def test_what_mixed_precision_cannot_cast_is_named() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
+    with group_of_one(), pytest.raises(ValueError, match=r"param_dtype=torch.bfloat16.* module '1' is a "):
+        DistributedDataParallel(module, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+
+
 def test_a_refusal_names_the_argument() -> None:
     @settings(max_examples=400, deadline=None, database=None, derandomize=True)
     @given(st.sampled_from(_ARGUMENTS), _JUNK)

@@ -50,7 +50,7 @@ def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dt
             if way == "missing":
                 parameter.grad = None
             elif way != "stayed" and way != "lives there":
-                moves.came(place)
+                moves.move(place)
             if way == "not used":
                 unused.add(place)
             if way == "frozen":
@@ -77,7 +77,7 @@ def test_whoever_looks_at_a_gradient_that_has_moved_finds_this_ranks_own(put: An
     moves = moves_into(bucket)
     before = gradients_of(bucket)
     for place in range(len(SHAPES)):
-        moves.came(place)
+        moves.move(place)
     assert all(parameter.grad is view for parameter, view in zip(bucket.parameters, bucket.views, strict=True))
     assert all(map(torch.equal, gradients_of(bucket), before))
     for place in (0, 1):
@@ -94,7 +94,7 @@ def test_what_autograd_keeps_elsewhere_is_not_moved() -> None:
     before = [parameter.grad for parameter in bucket.parameters]
     moves.movable = False  # torch.distributed.autograd keeps gradients in its context
     for place in range(len(SHAPES)):
-        moves.came(place)
+        moves.move(place)
     assert all(parameter.grad is own for parameter, own in zip(bucket.parameters, before, strict=True))
 
 
@@ -104,7 +104,7 @@ def test_storage_that_was_given_up_is_claimed_again() -> None:
     moves = moves_into(bucket)
     before = gradients_of(bucket)
     for place in range(len(SHAPES)):
-        moves.came(place)
+        moves.move(place)
     with torch.no_grad():
         collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=2)
     assert all(torch.equal(view, gradient / 2) for view, gradient in zip(bucket.views, before, strict=True))
@@ -119,7 +119,7 @@ def test_a_gradient_that_a_users_hook_will_see_stays_as_it_is() -> None:
     assert isinstance(hooked, nn.Parameter)
     for _ in range(2):  # the reducer's own, and the user's
         hooked.register_post_accumulate_grad_hook(lambda _: None)
-    moves.came(1)
+    moves.move(1)
     assert hooked.grad is not bucket.views[1]
     assert hooked.grad is not None
     assert torch.equal(hooked.grad, before[1])

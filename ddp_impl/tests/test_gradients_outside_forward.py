@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.tests.ranks import group_of_one
 
 
@@ -41,3 +42,22 @@ def test_a_parameter_out_of_reach_of_the_outputs_is_awaited_if_the_loss_reaches_
         ddp._check_reducer_finalized()
         assert parts.pooler.weight.grad is not None
         assert torch.equal(parts.pooler.weight.grad, 2 * parts.pooler.weight)
+
+
+def test_with_a_static_graph_a_loss_past_all_outputs_is_called_so() -> None:
+    class KeepsItsLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.head(x)
+            self.loss = features.square().mean()
+            return features * 2
+
+    with group_of_one():
+        ddp = DistributedDataParallel(module := KeepsItsLoss(), static_graph=True)
+        ddp(torch.ones(2, 4))
+        module.loss.backward()
+        with pytest.raises(ReductionError, match="reached no tensor that forward returned"):
+            ddp(torch.ones(2, 4))

@@ -19,7 +19,7 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder as CollectiveRecorder
 from ddp_impl import DistributedDataParallel
-from ddp_impl.compile.compiled_calls import Reduction
+from ddp_impl.compile.compiled_calls import WhereAveraged
 from ddp_impl.compile.fusion import Fusion
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
@@ -122,16 +122,16 @@ def test_in_evaluation_and_without_compilation_nothing_is_averaged_in_graphs(rec
 @pytest.mark.parametrize(
     ("setting", "reduction"),
     [
-        (True, Reduction.SPLIT),
-        ("ddp_optimizer", Reduction.SPLIT),
-        ("python_reducer", Reduction.IN_GRAPH),
-        ("python_reducer_without_compiled_forward", Reduction.IN_GRAPH),
-        (False, Reduction.WHOLE),
-        ("no_optimization", Reduction.WHOLE),
+        (True, WhereAveraged.SPLIT),
+        ("ddp_optimizer", WhereAveraged.SPLIT),
+        ("python_reducer", WhereAveraged.IN_GRAPH),
+        ("python_reducer_without_compiled_forward", WhereAveraged.IN_GRAPH),
+        (False, WhereAveraged.WHOLE),
+        ("no_optimization", WhereAveraged.WHOLE),
     ],
 )
 @pytest.mark.usefixtures("recorder")
-def test_torchs_own_switch_is_understood(setting: Any, reduction: Reduction) -> None:
+def test_torchs_own_switch_is_understood(setting: Any, reduction: WhereAveraged) -> None:
     model = layers(3)
     ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
     graphs = Recorder()
@@ -140,7 +140,7 @@ def test_torchs_own_switch_is_understood(setting: Any, reduction: Reduction) -> 
         assert ddp._compiled_calls.reduction is reduction
         call = torch.compile(ddp, backend=graphs)
         assert_same(gradients(model, call, x), gradients(model, model, x))
-    assert len(graphs.graphs) == (3 if reduction is Reduction.SPLIT else 1)
+    assert len(graphs.graphs) == (3 if reduction is WhereAveraged.SPLIT else 1)
 
 
 def test_no_state_is_left_behind(recorder: CollectiveRecorder) -> None:

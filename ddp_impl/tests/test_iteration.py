@@ -115,7 +115,7 @@ def test_buckets_leave_in_index_order_whatever_fills_first_and_late_ones_wait(
     filling: list[int], late: set[int]
 ) -> None:
     iteration = Iteration(0, launch_order=range(4))
-    iteration.hold_back(late)
+    iteration.launch_after_backward(late)
     early = sorted(set(range(4)) - late)
     launched: list[int] = []
     for bucket in filling:
@@ -133,4 +133,4 @@ def test_no_bucket_is_held_back_when_one_has_left() -> None:
     iteration.full.add(0)
     assert iteration.take_launchable() == [0]
     with pytest.raises(IllegalEventError, match=r"\[rank 3\] 'hold a bucket back'.* 1 of 2 buckets launched"):
-        iteration.hold_back([1])
+        iteration.launch_after_backward([1])

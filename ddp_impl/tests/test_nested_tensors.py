@@ -132,6 +132,25 @@ def test_rows_beside_tensors_cost_no_step_each() -> None:
     assert calls["call"] < 3 * len(rows), "containers in Python are a step each at most, their elements none"
 
 
+class Lazy(dict[str, Any]):
+    """A mapping whose own methods raise, as one that computes its entries may."""
+
+    def values(self) -> Any:
+        raise RuntimeError("not kept")
+
+
+def test_objects_are_read_without_their_code_and_not_without_end() -> None:
+    rows = [{"id": number} for number in range(100_000)]
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    try:
+        found = find_tensors(Holder(torch.ones(2), Lazy(values=torch.zeros(2)), rows))
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 2
+    assert calls["call"] < 2000, "an object may refer to all of a dataset"
+
+
 def test_a_forward_looks_for_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Any] = []
 

@@ -21,7 +21,7 @@ def may_launch(certain: list[bool], in_order: list[bool]) -> list[bool]:
     some: Any = object.__new__(Some)
     some.members = certain
     some.reduction = SimpleNamespace(learnt=SimpleNamespace(in_order=in_order))
-    return list(some.may_launch_in_backward(Answer([2 * one for one in certain], [], [], num_telling=2, num_ranks=2)))
+    return list(some.certain_in_order(Answer([2 * one for one in certain], [], [], num_telling=2, num_ranks=2)))
 
 
 def test_a_gradient_is_awaited_in_backward_where_it_is_certain_and_in_order() -> None:

@@ -55,9 +55,9 @@ def failed_wait(waiting: Peers) -> str:
 
 def test_the_first_word_of_a_step_is_read_and_kept() -> None:
     zero, one = pair(dist.HashStore())  # type: ignore[attr-defined]
-    with pytest.raises(KeyError), one.telling("forward"):
+    with pytest.raises(KeyError), one.publishing_errors("forward"):
         raise KeyError("first")
-    one.tell("raised something later")
+    one.publish("raised something later")
     told = failed_wait(zero)
     assert "[rank 0] waited in vain for bucket 0 in backward of step 0" in told
     assert "rank 1 raised KeyError in forward of step 0" in told
@@ -68,7 +68,7 @@ def test_words_of_steps_long_past_and_of_other_wrappers_are_not_read() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     groups = [Group(rank, store) for rank in range(2)]
     zero, one = map(Peers, groups)
-    one.tell("raised this long ago")
+    one.publish("raised this long ago")
     zero.step = 5
     assert "No other rank has said why" in failed_wait(zero)
     later = [Peers(group) for group in groups]
@@ -85,11 +85,13 @@ def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.Monke
         zero.refuse_unlike(compares=True)
         zero.company.run = one.company.run = run
         with ThreadPoolExecutor() as pool:
-            told = [pool.submit(each.told_by_all, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)]
+            told = [
+                pool.submit(each.exchange_by_store, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)
+            ]
             assert [each.result() for each in told] == [[run, run] if run else None] * 2
-        one.tell("raised, perhaps")
+        one.publish("raised, perhaps")
         assert "rank 1 raised, perhaps" in failed_wait(zero)
-        one.say_whether_compared(False)
+        one.publish_init_sync(False)
         zero.refuse_unlike(compares=False)
         with pytest.raises(ReplicaMismatchError, match=r"init_sync.* is True on rank 0 and False on rank 1"):
             zero.refuse_unlike(compares=True)
@@ -105,7 +107,7 @@ def test_a_wait_in_vain_elsewhere_is_no_cause() -> None:
 
 def test_without_a_store_only_this_rank_is_described() -> None:
     zero, one = pair(None)
-    one.tell("raised")
+    one.publish("raised")
     assert "waited in vain for bucket 0" in failed_wait(zero)
 
 
@@ -179,7 +181,7 @@ def test_an_exception_in_a_backward_is_looked_for_among_young_objects_only(monke
         layer.weight.register_hook(fail)
         with pytest.raises(ArithmeticError):
             ddp(torch.ones(1, 2)).sum().backward()
-        told = ddp.reducer.peers._told
+        told = ddp.reducer.peers._published
     assert told is not None
     assert "raised ArithmeticError in backward of step 0" in told.reason
     assert "in fail): no such gradient" in told.reason

@@ -39,7 +39,7 @@ def test_hooks_of_the_user_keep_their_order_and_may_be_removed() -> None:
         assert _keys(module.weight) == [handles[0].id, handles[2].id, own]
         ddp.reducer.remove_hooks()
         assert _keys(module.weight) == [handles[0].id, handles[2].id]
-        assert not ddp.reducer.hooks.come_last()
+        assert not ddp.reducer.hooks.run_after_user_hooks()
 
 
 @pytest.mark.parametrize("register", [None, _nothing])

@@ -73,7 +73,7 @@ class Peers:
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self.wait: Wait | None = None  # what this rank waits for now
         self.company = _Company.of(group)
-        self._told: FailureReport | None = None
+        self._published: FailureReport | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
         self.number = 0 if copy_of else self.company.count()
@@ -86,11 +86,11 @@ class Peers:
             self.company.has_failed = False
         self.company.wrappers.add(self)
 
-    def say_whether_compared(self, compares: bool) -> None:
+    def publish_init_sync(self, compares: bool) -> None:
         """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
         if size_of(self.group) > 1:
-            self._leave(f"compares {compares}", rank_in(self.group))
-            self._leave(f"{rank_in(self.group)} is there", compares)
+            self._write(f"compares {compares}", rank_in(self.group))
+            self._write(f"{rank_in(self.group)} is there", compares)
 
     def refuse_unlike(self, compares: bool) -> None:
         """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's.
@@ -103,7 +103,7 @@ class Peers:
             if store is not None and others and not compares:
                 _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
-            other = None if store is None else self._left(store, f"compares {not compares}")
+            other = None if store is None else self._value_of(store, f"compares {not compares}")
         if other is not None:
             raise ReplicaMismatchError(
                 f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
@@ -111,7 +111,7 @@ class Peers:
                 "which the other takes no part. Give every rank the same"
             )
 
-    def told_by_all(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
+    def exchange_by_store(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
         """Leave `mine`, the word of that number; return what all ranks left about it. None without a store.
 
         All ranks must call it. Raises the store's error after `timeout`.
@@ -157,7 +157,7 @@ class Peers:
         if not of_others:
             error.add_note(messages.place(rank, text, phase, self.step))
         elif not isinstance(error, (ReductionError, ReplicaMismatchError)):  # ours, which say themselves what is wrong
-            self.tell(messages.waited(error, text, phase, self.step), waited=True)
+            self.publish(messages.waited(error, text, phase, self.step), waited=True)
             reports = self.reports(until_cause=True)
             error.add_note(messages.waited_in_vain(rank, text, phase, self.step, reports))
 
@@ -169,10 +169,10 @@ class Peers:
     @property
     def broke_off(self) -> bool:
         """Whether a backward of this wrapper raised when gradients had come."""
-        return self._told is not None and self._told.unfinished
+        return self._published is not None and self._published.unfinished
 
     @contextlib.contextmanager
-    def telling(self, phase: str) -> Iterator[None]:
+    def publishing_errors(self, phase: str) -> Iterator[None]:
         """Leave word of an exception that the block raises."""
         try:
             yield
@@ -196,9 +196,9 @@ class Peers:
         if store is None:
             return
         with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
-            self._leave(f"{rank}/waits", [step, f"{what} in {phase}"])
+            self._write(f"{rank}/waits", [step, f"{what} in {phase}"])
             others = [other for other in range(size_of(self.group)) if other != rank]
-            told = {other: left for other in others if (left := self._left(store, f"{other}/waits"))}
+            told = {other: left for other in others if (left := self._value_of(store, f"{other}/waits"))}
             waiting = {other: where for other, (at, where) in told.items() if at >= step}
             log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
@@ -206,7 +206,7 @@ class Peers:
         self, phase: str, error: BaseException | None, traceback: TracebackType | None, *, unfinished: bool = False
     ) -> None:
         """Leave word of an exception, as far as it is known; what more is known when the process ends comes then."""
-        self.tell(messages.raised(error, traceback, phase, self.step), unfinished=unfinished)
+        self.publish(messages.raised(error, traceback, phase, self.step), unfinished=unfinished)
         if error is None:
             self._unknown_in = phase
 
@@ -214,23 +214,23 @@ class Peers:
         """Leave word of the exception that ends this process: that of a backward, perhaps, or the user's own."""
         phase, self._unknown_in = self._unknown_in, None
         if phase is not None:
-            self._told = None
+            self._published = None
         self.raised(phase or "the training loop", error, error.__traceback__)
 
-    def tell(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
+    def publish(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
         """Leave `reason` where the other ranks can read it; the first one of a step, because it is the cause."""
-        told = self._told
+        told = self._published
         if told is not None and told.step >= self.step and (told.unfinished or not unfinished):
             return
         rank = rank_in(self.group)
-        self._told = FailureReport(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
+        self._published = FailureReport(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
         self.company.has_failed |= unfinished
         if size_of(self.group) > 1:
-            self._leave(f"{rank}", dataclasses.asdict(self._told))
+            self._write(f"{rank}", dataclasses.asdict(self._published))
 
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
-        self.tell(reason)
+        self.publish(reason)
         return in_lines(self.reports() or ())
 
     def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
@@ -258,7 +258,7 @@ class Peers:
         with contextlib.suppress(Exception):
             while others:
                 for rank in sorted(others):
-                    if left := self._left(store, f"{rank}"):
+                    if left := self._value_of(store, f"{rank}"):
                         others.discard(rank)
                         report = FailureReport(**left)
                         if report.step >= self.step - 1:  # an older one was about something that is over
@@ -269,14 +269,14 @@ class Peers:
                     return
                 time.sleep(0.02)
 
-    def _leave(self, about: str, value: Any) -> None:
+    def _write(self, about: str, value: Any) -> None:
         """Leave `value` (JSON data) for the other ranks, with the time by this one's clock; raise nothing."""
         store = self._store()
         if store is not None:
             with contextlib.suppress(Exception):  # the error that is being raised, perhaps, matters more
                 store.set(self.key_of(about), json.dumps([time.time(), value]))
 
-    def _left(self, store: Store, about: str) -> Any:
+    def _value_of(self, store: Store, about: str) -> Any:
         """Return what was left about this, None if nothing; while the run has no name, since this process began."""
         if not store.check([self.key_of(about)]):
             return None
@@ -425,7 +425,7 @@ def _in_words(what: Description) -> str:
 
 
 @atexit.register
-def _say_why_the_process_ends() -> None:
+def _publish_fatal_error() -> None:
     """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:

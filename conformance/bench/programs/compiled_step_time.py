@@ -19,7 +19,7 @@ from conformance.bench.programs.step_time import TimedStep, take_turns
 from conformance.bench.programs.workloads import Inputs
 from conformance.models.language import Gpt
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 _ALPHABET = 64
 _WRAPPER_FILE = "torch.nn.parallel.distributed"
@@ -53,7 +53,7 @@ COMPILED_WORKLOADS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
 _CAP_MB = 1.0
 
 
-@program("compiled_step_time")
+@program_without_truth("compiled_step_time")
 def compiled_step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, as `step_time` does.
 

@@ -20,7 +20,7 @@ from conformance.programs.operations.calls import device_backend, issue, wait_fo
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import CALLED, Blocks, Place
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 #: A turn of small messages is this many bytes of them, and no more calls than these.
 _BYTES_IN_A_TURN, _MOST_CALLS = 2**18, 20
@@ -30,7 +30,7 @@ _TIMEOUT = timedelta(minutes=2)
 _COMPUTED, _TRIED = 128, 5
 
 
-@program("operation_time", invariants=(), without_ddp=True)
+@program_without_truth("operation_time", invariants=(), without_ddp=True)
 def operation_time(ctx: RankContext) -> None:
     """Observe seconds of a call of operation `arguments["workload"]`, one for each round. All ranks must call it.
 

@@ -11,13 +11,13 @@ from conformance.bench.programs.echoing_peers import EchoingPeers
 from conformance.bench.programs.step_time import NO_DDP, take_turns
 from conformance.bench.programs.workloads import Workload, workload_named
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 #: Buckets are planned anew after the first; the second is the first with the plan that stays.
 _NUM_STEPS = 2
 
 
-@program("simulated_peers")
+@program_without_truth("simulated_peers")
 def simulated_peers(ctx: RankContext) -> None:
     """Observe `<label>`: seconds per round of each of `arguments["contestants"]`, by the process's own CPU time.
 

@@ -12,12 +12,12 @@ import torch
 from conformance.bench.programs.step_time import TimedStep
 from conformance.bench.programs.workloads import register_hook, workload_named
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 _WARM_UP_STEPS = 5
 
 
-@program("step_profile")
+@program_without_truth("step_profile")
 def step_profile(ctx: RankContext) -> None:
     """Train `arguments["rounds"]` steps of the subject under Python's profiler, on the clock of this process's CPU.
 

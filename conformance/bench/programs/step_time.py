@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conformance.bench.programs.workloads import Workload, join_context, register_hook, workload_named
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 
 #: The subject of the contestant without a DDP.
 NO_DDP = "floor"
@@ -23,7 +23,7 @@ NO_DDP = "floor"
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-@program("step_time")
+@program_without_truth("step_time")
 def step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, in the same order.
 
@@ -148,7 +148,7 @@ _NUM_MEMORY_STEPS = 4
 _NUM_MEMORY_MEASUREMENTS = 3
 
 
-@program("peak_memory")
+@program_without_truth("peak_memory")
 def peak_memory(ctx: RankContext) -> None:
     """Observe `<label>`: the most bytes that tensors took at one time in a late step, for each contestant.
 

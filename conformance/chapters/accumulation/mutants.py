@@ -149,8 +149,12 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
     """BUG: a backward that raised stays the current one: it takes the gradients of the next one, a local one, too."""
     on_backward = reducer.hooks.on_backward
 
-    def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object) -> bool:
-        return on_backward(outputs, lambda: None if reducer.reduction.iteration.is_probed else reached(), *keeps)
+    def listen(outputs: Iterable[Tensor], reached: Callable[[], None], *keeps: object, **since: Any) -> bool:
+        def report() -> None:
+            if not reducer.reduction.iteration.is_probed:
+                reached()
+
+        return on_backward(outputs, report, *keeps, **since)
 
     with mock.patch.object(reducer.hooks, "on_backward", listen):
         forward_was_local(outputs)
@@ -158,7 +162,7 @@ def TakesFailedForRunning(reducer: Reducer, forward_was_local: Call, outputs: It
 
 @replaces(AutogradHooks, "on_backward")
 def HearsOfOutputsAsTheyWere(
-    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None
+    _: AutogradHooks, __: Call, outputs: Iterable[Tensor], report: Callable[[], None], keeps: object = None, **___: Any
 ) -> bool:
     """BUG: a backward reports an output that it reached only where that is still what forward returned."""
     nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]

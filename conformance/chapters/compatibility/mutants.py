@@ -1,6 +1,7 @@
 """Mutants of chapter compatibility: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 import atexit
+import gc
 import os
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
@@ -178,3 +180,21 @@ class _Normalise(sync_batch_norm.NormaliseOverRanks):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             return sync_batch_norm.NormaliseOverRanks.backward(ctx, *grads)
+
+
+@replaces(Ours, "forward")
+def RestoresTheUsualDtype(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: after each forward the default dtype is float32, whatever the setting of the user's was."""
+    output = forward(*inputs, **kwargs)
+    torch.set_default_dtype(torch.float32)
+    return output
+
+
+@replaces(TorchDDP, "forward")
+def SwitchesTheCollectorOn(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: garbage collection pauses in forward and is on behind it, also where the user had switched it off."""
+    gc.disable()
+    try:
+        return forward(*inputs, **kwargs)
+    finally:
+        gc.enable()

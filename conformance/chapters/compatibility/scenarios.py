@@ -64,6 +64,8 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-12", "used", training, 2, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "freed", "dropped_wrapper", 2, _VARIANTS)
     yield from _grid("COMPAT-12", "kept", "dropped_wrapper", 2, arguments(keeps=True), _VARIANTS)
+    changed = arguments("changed", changed=True)
+    yield from _grid("COMPAT-15", "", training, 2, changed, (PLAIN, UNUSED), ENDS_SOON)
     for kind in _KINDS:
         # On torch's DDP `forward_of_its_own` would have to pass its outputs through torch's private _DDPSink.
         ways = [way for way in _MORE_RANKS if way is not STATIC or kind != "forward_of_its_own"]

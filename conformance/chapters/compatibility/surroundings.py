@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Work
 
+from conformance.chapters.compatibility.changed_settings import all_changed
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, observe_run, program, rank_step, run_steps, truth_of
@@ -86,7 +87,8 @@ def compatible_training(ctx: RankContext) -> None:
     """Train three steps: with `no_results` on groups whose Work has none, with `by_hand` preparing backward once more.
 
     With `bare_group` the wrapper is given a group that was made without torch.distributed; with `served`, one whose
-    store has served earlier runs, each of which ended as it says. Observes gradients and the buffer. All ranks run it.
+    store has served earlier runs, each of which ended as it says. Observes gradients and the buffer; with `changed`, in
+    a process with other settings than usual, also which of these are `changed` then. All ranks run it.
     """
     group = {"process_group": bare_group(ctx, ctx.process_group)} if ctx.arguments.get("bare_group") else {}
     if served := ctx.arguments.get("served"):
@@ -95,9 +97,12 @@ def compatible_training(ctx: RankContext) -> None:
             _earlier_run(ctx, ending, bare_group(ctx, ctx.process_group, store))
         group = {"process_group": bare_group(ctx, ctx.process_group, store)}
     module = _build(ctx.scenario).to(ctx.device)
-    with _without_results() if ctx.arguments.get("no_results") else nullcontext():
+    others = all_changed() if ctx.arguments.get("changed") else nullcontext(list[str]())
+    with others as changed, _without_results() if ctx.arguments.get("no_results") else nullcontext():
         model = ctx.wrap(module, **group)
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
+    if ctx.arguments.get("changed"):
+        ctx.observe("changed", changed)
 
 
 def _earlier_run(ctx: RankContext, ending: str, group: dist.ProcessGroup) -> None:
@@ -118,7 +123,9 @@ def _refuse(_: torch.Tensor) -> None:
 @compatible_training.expects
 def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
     """Return the same training's truth on ordinary groups, with nothing prepared by hand."""
-    return truth_of(scenario.replace(program="compatible_training", arguments={}))
+    usual = truth_of(scenario.replace(program="compatible_training", arguments={}))
+    changed: Facts = {"changed": []} if scenario.arguments.get("changed") else {}
+    return {rank: {**facts, **changed} for rank, facts in usual.items()}
 
 
 @program("dropped_wrapper", invariants=_INVARIANTS)

@@ -45,11 +45,11 @@ class HoldsBackItsOwnMissing(Some):
         super().forecast(coming)
 
     def await_forecast(self) -> None:
-        with mock.patch.object(self.reduction, "hold_back_uncertain", self._hold_back):
+        with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self._hold_back):
             super().await_forecast()
 
     def _hold_back(self, _: Sequence[bool]) -> None:
-        type(self.reduction).hold_back_uncertain(self.reduction, self._mine)
+        type(self.reduction).launch_uncertain_after_backward(self.reduction, self._mine)
 
 
 @replaces(Reduction, "forget_dropped")

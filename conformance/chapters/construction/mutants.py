@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import fnmatch
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -48,6 +48,15 @@ def FlattensNamedTuples(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs:
     """BUG: forward returns a plain tuple in place of a named one."""
     output = forward(*inputs, **kwargs)
     return tuple(output) if isinstance(output, tuple) else output
+
+
+@replaces(TorchDDP, "forward")
+def ReadsOutputsByTheirCode(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: what forward returns is read by methods of its own, which may hand out each item once, or raise."""
+    output = forward(*inputs, **kwargs)
+    if isinstance(output, (list, Mapping)):
+        tuple(output.values() if isinstance(output, Mapping) else output)
+    return output
 
 
 @replaces(TorchDDP, "_run_ddp_forward")

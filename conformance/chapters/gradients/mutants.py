@@ -22,7 +22,7 @@ from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summe
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
-from ddp_impl.autograd.hooks import GraphSearch
+from ddp_impl.autograd.hooks import AutogradHooks, GraphSearch
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan
@@ -595,6 +595,12 @@ def BeginsWithoutItsWrapper(reducer: Reducer, begins_with_others: Call, repeated
     awaits = now.progress is Progress.AWAITS and now.run is not Run.RUNS and not reduction.follows_local
     nodes = reducer.hooks.unshared(reduction.graph.nodes) if awaits else ()
     return begins_with_others(repeated) or any(brought_by_backward(nodes))
+
+
+@replaces(AutogradHooks, "on_backward")
+def ListensForEachForward(hooks: AutogradHooks, on_backward: Call, *arguments: Any, **options: Any) -> Any:
+    """BUG: every forward puts another hook on a graph that was there before."""
+    return on_backward(*arguments, **{**options, "since": 0})
 
 
 @replaces(Reduction, "send")

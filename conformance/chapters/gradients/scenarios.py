@@ -85,6 +85,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
+    yield from _kept_graphs()
     yield from _dropped()
     yield from _apart()
 
@@ -320,6 +321,11 @@ def _neighbours() -> Iterator[Scenario]:
     layouts, local = each("layout", ("side_by_side", "separate")), each("local", ("none", "first", "last"))
     for way in (PLAIN.at(2, 3), VIEW, alone, alone | VIEW, UNUSED):
         yield from _grid("GRAD-24", "neighbours", "company", 2, Variant(needs=("no_sync",)), way, layouts, local)
+
+
+def _kept_graphs() -> Iterator[Scenario]:
+    local = arguments("local", local=True) | Variant(needs=("no_sync",))
+    yield from _grid("GRAD-47", "", "kept_graph", 2, (PLAIN, UNUSED, STATIC), (PLAIN, local))
 
 
 def _dropped() -> Iterator[Scenario]:

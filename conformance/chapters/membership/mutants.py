@@ -137,7 +137,7 @@ def WaitsForAFutureForEver(reduction: Reduction, wait: Call, bucket: Bucket) -> 
 @replaces(Peers, "exchange")
 def KnowsItsOwnBranchOnly(peers: Peers, exchange: Call, reason: str) -> str:
     """BUG: an error about missing gradients does not say what is missing on other ranks."""
-    peers.tell(reason)
+    peers.publish(reason)
     return ""
 
 

@@ -43,7 +43,7 @@ class LeavesWithItsLastGradient(Some):
         return False
 
     def await_forecast(self) -> None:
-        with mock.patch.object(self.reduction, "hold_back_uncertain"):
+        with mock.patch.object(self.reduction, "launch_uncertain_after_backward"):
             super().await_forecast()
 
 
@@ -131,10 +131,10 @@ def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outpu
         expected.forecast([False] * len(reducer.members))
 
 
-@replaces(Reduction, "hold_back_uncertain")
-def HooksGoAtOnce(reduction: Reduction, hold_back: Call, certain: Sequence[bool]) -> None:
+@replaces(Reduction, "launch_uncertain_after_backward")
+def HooksGoAtOnce(reduction: Reduction, launch_uncertain: Call, certain: Sequence[bool]) -> None:
     """BUG: a comm hook gets a bucket when it is full, although other ranks may have it only at the backward's end."""
-    hold_back([True] * len(certain) if reduction.comm_hook is not None else certain)
+    launch_uncertain([True] * len(certain) if reduction.comm_hook is not None else certain)
 
 
 @replaces(Reducer, "all_have_sent")
@@ -148,7 +148,7 @@ def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
 
 
 class _NeverHoldsBack(Reduction):
-    def hold_back_uncertain(self, certain: Sequence[bool]) -> None:
+    def launch_uncertain_after_backward(self, certain: Sequence[bool]) -> None:
         pass
 
 
@@ -173,7 +173,7 @@ class CountsItsOwnForwards(Some):
     def await_forecast(self) -> None:
         super().await_forecast()
         if self.reduction.iteration.num_forwards != 1 and not self.reduction.iteration.launched:
-            self.reduction.hold_all_back()
+            self.reduction.launch_all_after_backward()
 
 
 @as_part
@@ -222,10 +222,10 @@ class GivesUpHiddenGradients(Some):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
     def await_forecast(self) -> None:
-        with mock.patch.object(self.reduction, "hold_back_uncertain", self._give_up):
+        with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self._give_up):
             super().await_forecast()
 
-    def may_launch_in_backward(self, forecast: Answer) -> Sequence[bool]:
+    def certain_in_order(self, forecast: Answer) -> Sequence[bool]:
         return forecast.certain
 
     def _give_up(self, certain: Sequence[bool]) -> None:
@@ -292,7 +292,7 @@ def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str
         return bool(is_stranger(name, parameter))
 
 
-@replaces(Some, "may_launch_in_backward")
+@replaces(Some, "certain_in_order")
 def LeavesBeforeItKnows(some: Some, may_launch: Call, forecast: Answer) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
     return forecast.certain

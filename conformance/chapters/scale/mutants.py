@@ -7,11 +7,13 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api.copied_state import broadcast_state
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
+from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
 
@@ -176,3 +178,43 @@ def JoinsTwice(ddp: Any, join: Call, divide_by_initial_world_size: bool = True, 
     """BUG: from the third join on, sums are divided by the number of ranks that still have data."""
     ddp.num_joins = getattr(ddp, "num_joins", 0) + 1
     return join(divide_by_initial_world_size and ddp.num_joins < 3, **options)
+
+
+@replaces(Reduction, "hand_out")
+def ComparesEachParameterWithAll(reduction: Reduction, hand_out: Call, bucket: Bucket, *given: Any) -> None:
+    """BUG: it looks for each parameter in a list of all, so that a step's cost grows with their square."""
+    for member in bucket.members:
+        next(one for one in reduction.members if _are_one(one, member))
+    hand_out(bucket, *given)
+
+
+def _are_one(first: Any, second: Any) -> bool:
+    return first is second
+
+
+@replaces(TorchDDP, "forward")
+def CopiesParametersInForward(ddp: TorchDDP, forward: Call, *inputs: Any, **options: Any) -> Any:
+    """BUG: each forward makes a copy of all parameters, for nothing."""
+    _ = [parameter.detach().clone() for parameter in ddp.module.parameters()]
+    return forward(*inputs, **options)
+
+
+@replaces(Reduction, "hand_out")
+def WritesAveragesTwiceMore(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+    """BUG: averages go through two further buffers on their way back."""
+    hand_out(bucket, buffer.copy_(buffer.clone()), used)
+
+
+@replaces(Reducer, "rebuild_buckets")
+def KeepsBucketsBesideNewOnes(reducer: Any, rebuild_buckets: Call) -> bool:
+    """BUG: the buckets that it had at construction stay when it plans new ones."""
+    reducer.had = [*getattr(reducer, "had", ()), *(bucket.flat for bucket in reducer.buckets)]
+    return bool(rebuild_buckets())
+
+
+@replaces(Reduction, "finalize_buckets")
+def WalksThroughEveryStepBefore(reduction: Any, finalize_buckets: Call) -> None:
+    """BUG: at the end of each step it looks at all steps before, whose number grows."""
+    reduction.steps = [*getattr(reduction, "steps", ()), reduction.iteration]
+    _ = [_are_one(step, reduction.iteration) for step in reduction.steps]
+    finalize_buckets()

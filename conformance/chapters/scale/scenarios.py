@@ -4,7 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.variants import PLAIN, SCALARS_ALONE, STATIC, UNUSED, VIEW, Variant, arguments, fields
+from conformance.chapters.variants import (
+    PLAIN,
+    SCALARS_ALONE,
+    STATIC,
+    UNUSED,
+    VIEW,
+    Variant,
+    arguments,
+    capped,
+    fields,
+)
 from conformance.scenario import Scenario
 
 _grid = Grid("scale")
@@ -35,6 +45,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _states()
     yield from _ranks()
     yield from _uses()
+    yield from _costs()
 
 
 def _train(
@@ -109,3 +120,13 @@ def _uses() -> Iterator[Scenario]:
     ):
         slug, asked = feature.replace("_", "-"), {"feature": feature, "times": times}
         yield from _grid("SCALE-11", slug, "used_often", 2, (PLAIN, VIEW), arguments=asked, needs=needs)
+
+
+def _costs() -> Iterator[Scenario]:
+    """Count: what a step costs by the square of the number of parameters shows with few of them, too."""
+    # A recorder keeps what it records, and calls functions of its own.
+    every = Variant(also=("SCALE-13", "SCALE-14", "SCALE-15"), fields={"recorded": False})
+    few, many = arguments("20-and-120", numbers=[20, 120]), arguments("500-and-3000", numbers=[500, 3000])
+    ways = (PLAIN, VIEW, UNUSED, STATIC, capped("in-buckets", 0.01))
+    yield from _grid("SCALE-12", "", "costs_of_a_step", 2, few, ways, every)
+    yield from _grid("SCALE-12", "", "costs_of_a_step", 2, many, every | fields(deadline_s=120.0))

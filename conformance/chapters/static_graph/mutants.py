@@ -137,5 +137,5 @@ def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
 @replaces(Same, "resolve_unused")
 def ForgetsWhatCameInPart(_: Same, resolve_unused: Call) -> Any:
     """BUG: a parameter that has brought fewer gradients than were learnt counts as unused: it stays local."""
-    with mock.patch.object(Arrivals, "came_in_part", return_value=False):
+    with mock.patch.object(Arrivals, "arrived_in_part", return_value=False):
         return resolve_unused()

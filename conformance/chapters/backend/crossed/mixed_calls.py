@@ -17,14 +17,14 @@ from conformance.programs.operations.memory import WHOLE, Arena
 from conformance.programs.operations.sequences import Call, sequence
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
 _LATE_S = 0.01
 
 
-@program("mixed_calls", invariants=(), without_ddp=True)
+@program_without_truth("mixed_calls", invariants=(), without_ddp=True)
 def mixed_calls(ctx: RankContext) -> None:
     """Issue the calls of the sequence with the scenario's number; observes what is wrong with each. All ranks run it.
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
 _NAME = "all_gather into slots that overlap by half"
 
 
-@program("overlapping_outputs", invariants=(), without_ddp=True)
+@program_without_truth("overlapping_outputs", invariants=(), without_ddp=True)
 def overlapping_outputs(ctx: RankContext) -> None:
     """Gather into slots that overlap; observes what is neither an error nor some rank's value. All ranks run it."""
     memory = torch.full((2 * ctx.world_size + 6,), -1.0, device=ctx.device)
@@ -52,7 +52,7 @@ _PATTERNS: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
-@program("empty_splits", invariants=(), without_ddp=True)
+@program_without_truth("empty_splits", invariants=(), without_ddp=True)
 def empty_splits(ctx: RankContext) -> None:
     """Exchange parts of which many are empty; observes what is wrong with what was received. All ranks run it."""
     size = ctx.world_size

@@ -9,14 +9,14 @@ from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
 _DTYPES = ("int32", "int64", "uint8")
 
 
-@program("average_of_integers", invariants=(), without_ddp=True)
+@program_without_truth("average_of_integers", invariants=(), without_ddp=True)
 def average_of_integers(ctx: RankContext) -> None:
     """Average integers with AVG; observes what is neither their quotient, rounded, nor an error. All ranks run it."""
     for name in _DTYPES:

@@ -17,7 +17,7 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.groups import Groups, members_of, whose
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
-from conformance.programs.registry import program
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
@@ -32,7 +32,9 @@ _GROUPS = ("world", "permuted", "without-0")
 _CALLS = {"all_reduce SUM": "", "all_reduce AVG": "avg", "coalesced all_reduce SUM": "coalesced"}
 
 
-@program("same_bits_everywhere", invariants=(), speaks_for={_SAME: ("VAL-02",), _AGAIN: ("VAL-18",)}, without_ddp=True)
+@program_without_truth(
+    "same_bits_everywhere", invariants=(), speaks_for={_SAME: ("VAL-02",), _AGAIN: ("VAL-18",)}, without_ddp=True
+)
 def same_bits_everywhere(ctx: RankContext) -> None:
     """Sum numbers whose sum depends on the order; observes whether ranks agree, and twice. All ranks run it."""
     numbers = _numbers(ctx)

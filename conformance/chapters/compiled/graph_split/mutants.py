@@ -21,7 +21,7 @@ from ddp_impl.base import telemetry
 from ddp_impl.base.options import BucketCaps
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.compile import graph_split
-from ddp_impl.compile.compiled_calls import CompiledCalls, Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls, WhereAveraged
 
 
 @replaces(TorchDDP, "_inside_ddp_forward")
@@ -32,10 +32,10 @@ def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
 
 
 @replaces(CompiledCalls, "reduction")
-def CompilesWhole(calls: CompiledCalls, reduction: Call) -> Reduction:
+def CompilesWhole(calls: CompiledCalls, reduction: Call) -> WhereAveraged:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-    wanted: Reduction = reduction()
-    return Reduction.WHOLE if wanted is Reduction.SPLIT else wanted
+    wanted: WhereAveraged = reduction()
+    return WhereAveraged.WHOLE if wanted is WhereAveraged.SPLIT else wanted
 
 
 @replaces(CompiledCalls, "exchanged")
