@@ -116,14 +116,21 @@ def command(
 
     `ddp-conformance run --bench` writes these ratios into the run's report, with `--profile backend` the backend's.
     """
-    say(f"Timing {ddp} beside torch's DDP over {backend} ...", err=True)  # at once: torch is imported next
+    of_operations = backend is not None and ddp is None and not (compiled or profile or growth or memory)
+    beside = f"beside {against or 'gloo'}" if of_operations else "alone" if profile else "beside torch's DDP"
+    timed = (
+        f"operations of {backend} {beside}"
+        if of_operations
+        else f"{ddp or 'ddp_impl'} {beside} over {backend or 'gloo'}"
+    )
+    say(f"Timing {timed} ...", err=True)  # at once: torch is imported next
 
     from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
     from conformance.bench.programs.workloads import WORKLOADS, is_workload
     from conformance.workers.finder import find_backend, find_subject
 
     earlier = None if since is None else _read(since)
-    if backend is not None and ddp is None and not (compiled or profile or growth or memory):
+    if backend is not None and of_operations:
         _Operations(backend, against or "gloo", world_sizes, rounds, workloads).compare(out, plots, earlier, gate=gate)
         return
     if against is not None:

@@ -4,7 +4,7 @@ import click
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED
-from conformance.report.console import make_console
+from conformance.report.console import make_console, say
 
 
 @click.command("doctor")
@@ -13,6 +13,8 @@ def command() -> None:
 
     Exits with 1 when something that every run needs is missing.
     """
+    say("Looking at this machine ...", err=True)  # at once: torch is imported next
+
     from conformance.run.doctor import examine
 
     console = make_console()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from conformance.cli.starters.starter import KINDS, Starter
+from conformance.cli.starters.starter import KINDS, Starter, StarterError
 from conformance.report.console import say
 
 
@@ -23,7 +23,11 @@ def command(kind: str, name: str) -> None:
     no file.
     """
     starter = Starter(kind, name)
-    for path in starter.write(Path()):
+    try:
+        written = starter.write(Path())
+    except OSError as error:
+        raise StarterError(f"cannot write {error.filename}: {error.strerror}") from error
+    for path in written:
         say(f"wrote {path}")
     option, module = ("--ddp", "ddp:SUBJECT") if kind == "subject" else ("--backend", "adapter:BACKEND")
     say(f"Next: cd {name} && ddp-conformance smoke {option} {starter.package}.{module}")

@@ -32,7 +32,7 @@ def command(report: Path, key: Path) -> None:
 
     report = report.parent if report.name == "report.json" else report
     if read_report(report).certified:
-        verify(report, profiles())
+        verify(report, profiles)
     else:
         write_checksums(report)
     say(f"Signed by {sign(report, key)}.")

@@ -48,7 +48,7 @@ def command(report: Path, key: Path | None, rerun: int | None, seed: int | None,
     from conformance.report.headline import headline
     from conformance.report.signature import signer
 
-    checked = verify(report, profiles())
+    checked = verify(report, profiles)
     signed_by = signer(report.parent if report.name == "report.json" else report, key)
     torch_version = checked.package_version("torch")
     say(f"{checked.subject.name} on {checked.backend}, torch {torch_version}: {headline(checked)}.")
@@ -69,6 +69,8 @@ def command(report: Path, key: Path | None, rerun: int | None, seed: int | None,
 
 def profiles() -> dict[str, tuple[Scenario, ...]]:
     """Return the scenarios of every profile in this release."""
+    say("Reading the scenarios ...", err=True)  # at once: torch is imported next
+
     from conformance.spec.catalogue import LEVELS, load_catalogue
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios

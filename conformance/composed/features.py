@@ -70,6 +70,7 @@ def features(scenario: Scenario) -> frozenset[str]:
     named = {
         "idle": training.idle, "hook": training.comm_hook, "around": training.around, "precision": training.precision,
         "optimizer": training.optimizer, "nested": training.nested, "finalizes": training.finalizes,
+        "store": training.store,
     }  # fmt: skip
     found |= {f"{what} {value}" for what, value in named.items() if value}
     found |= {"delayed blocks"} if training.delays else set()

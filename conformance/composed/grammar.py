@@ -26,6 +26,7 @@ from conformance.composed.training import (
     ACTIONS,
     AROUND,
     CHECKPOINTS,
+    CLASSES,
     COMM_HOOKS,
     COMPRESSING,
     CONTAINERS,
@@ -35,7 +36,7 @@ from conformance.composed.training import (
     OPTIMIZERS,
     OUTPUTS,
     PRECISIONS,
-    SUBCLASS,
+    STORES,
     WHEN,
     Action,
     Block,
@@ -124,13 +125,21 @@ def with_newer_options(scenario: Scenario) -> Scenario:
     return renamed(scenario.replace(options=options, arguments=training.to_json(), needs=tuple(sorted(needs))))
 
 
-def with_containers(scenario: Scenario, choose: Choose) -> Scenario:
-    """Return the composed `scenario` with a container around what forward gets and returns, or a weight of a class."""
+def with_own_classes(scenario: Scenario, choose: Choose) -> Scenario:
+    """Return the composed `scenario` with a container around what forward gets and returns, or a tensor of a class.
+
+    Its group's store may have served an earlier run, unless the training copies the wrapper, which needs the default
+    group.
+    """
     training = Training.of(scenario)
     kept, *rest = training.blocks
-    blocks = (replace(kept, kind=SUBCLASS), *rest) if kept.kind in ("linear", "transposed") else training.blocks
-    training = replace(training, blocks=blocks, output=choose(CONTAINERS))
-    return renamed(scenario.replace(arguments=training.to_json()))
+    replaceable = kept.kind in ("linear", "transposed", "counted")
+    blocks = (replace(kept, kind=choose(CLASSES)), *rest) if replaceable else training.blocks
+    copies = any(action.kind == "copy" for action in training.actions)
+    training = replace(
+        training, blocks=blocks, output=choose((*CONTAINERS, training.output)), store="" if copies else choose(STORES)
+    )
+    return renamed(scenario.replace(arguments=training.to_json(), recorded=scenario.recorded and not training.store))
 
 
 def _drawn(

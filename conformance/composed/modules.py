@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from conformance.composed.training import SUBCLASS, Block, Training
+from conformance.composed.training import Block, Training
 from conformance.errors import instance
 from conformance.models.integers import integers
 
@@ -269,6 +270,23 @@ class Counted(nn.Module):
         return hidden * (self.seen.remainder(2) + 1) + self.shift
 
 
+class Composite(Counted):
+    """The same with a buffer that is made of two tensors."""
+
+    seen: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = TwoTensor(torch.zeros(WIDTH), torch.zeros(WIDTH))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Count in both; the rows depend on both."""
+        if self.training:
+            for part in (self.seen.a, self.seen.b):
+                part.add_(hidden.detach().sum(0).remainder(7))
+        return hidden * ((self.seen.a + self.seen.b).remainder(2) + 1) + self.shift
+
+
 class Sparse(nn.Module):
     """Adds the rows of an embedding with sparse gradients."""
 
@@ -334,7 +352,8 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gain": Gain,
     "empty": Empty,
     "float16": Half,
-    SUBCLASS: Subclass,
+    "subclass": Subclass,
+    "composite": Composite,
 }
 
 

@@ -3,22 +3,28 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.composed import numerics
 from conformance.composed.comm_hook import mean_in_wider_numbers
+from conformance.composed.modules import DeliberateError
 from conformance.composed.refusal import refusal
 from conformance.composed.snapshots import AT_THE_END, CONSTRUCTED, OBSERVED
 from conformance.composed.trainee import JOIN_TURNS, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.errors import instance
-from conformance.observation import Raised
-from conformance.programs import RankContext, program
+from conformance.observation import Facts, Raised
+from conformance.programs import RankContext, program, truth_of
+from conformance.programs.bare_group import bare_group
+from conformance.scenario import Scenario
 from conformance.truth.difference import Difference, difference
 from conformance.truth.expected import AnyOf, Raises
 
@@ -108,6 +114,8 @@ def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     numerics.before_wrapping(training, module)
     options: dict[str, Any] = {**numerics.options_of(training)}
+    if training.store:
+        options["process_group"] = _over_a_used_store(ctx)
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     blocks = [(name, each) for name, each in module.named_parameters() if name.startswith("blocks.")]
     blocks = [(name, each) for name, each in blocks if name not in ignored]
@@ -124,6 +132,29 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     if training.finalizes:
         ctx.finalize_by_hand(model)
     return model
+
+
+def _over_a_used_store(ctx: RankContext) -> dist.ProcessGroup:
+    """Return a group of all ranks whose store has served a run that an exception ended. All ranks must call it."""
+    store = PrefixStore(ctx.scenario.id, dist.distributed_c10d._get_default_store())
+    with torch.random.fork_rng(devices=[]):
+        module: Any = nn.Sequential(nn.Linear(1, 1)).to(ctx.device)
+    model = ctx.wrap_with(module, {"process_group": bare_group(ctx, ctx.process_group, store)})
+    model(torch.ones(1, 1, device=ctx.device)).sum().backward()
+    module.register_buffer("seen", torch.ones(1, device=ctx.device))
+    module[0].weight.register_hook(_end_the_run)
+    with contextlib.suppress(DeliberateError):
+        model(torch.ones(1, 1, device=ctx.device)).sum().backward()
+    return bare_group(ctx, ctx.process_group, store)
+
+
+def _end_the_run(_: Tensor) -> None:
+    raise DeliberateError("the run ends here")
+
+
+@composed.expects
+def _as_over_any_store(scenario: Scenario) -> Mapping[int, Facts]:
+    return truth_of(scenario.replace(arguments=replace(Training.of(scenario), store="").to_json()))
 
 
 def observed_names(training: Training) -> list[str]:

@@ -10,7 +10,7 @@ from conformance.scenario import Scenario
 
 #: Fields of a training that shrinking sets to their defaults, in this order.
 _PLAIN = (
-    "idle", "comm_hook", "delays", "around", "precision", "optimizer", "finalizes", "nested", "output",
+    "idle", "comm_hook", "delays", "around", "precision", "optimizer", "finalizes", "nested", "output", "store",
 )  # fmt: skip
 
 

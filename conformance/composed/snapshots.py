@@ -76,14 +76,22 @@ class Observables:
 
 
 def values_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor | None]:
-    """Return copies of all parameters, gradients and buffers by name."""
+    """Return copies of all parameters, gradients and buffers by name; of those that consist of several, each part."""
     found: dict[str, Tensor | None] = {}
     for name, parameter in module.named_parameters():
-        found[f"{prefix}parameter {name}"] = parameter.detach().clone()
-        found[f"{prefix}grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
+        found[f"{prefix}parameter {name}"] = _copy(parameter)
+        found[f"{prefix}grad {name}"] = None if parameter.grad is None else _copy(parameter.grad)
     for name, buffer in module.named_buffers():
-        found[f"{prefix}buffer {name}"] = buffer.detach().clone()
+        for part in getattr(buffer, "__tensor_flatten__", lambda: ([""], None))()[0]:
+            kept = getattr(buffer, part) if part else buffer
+            found[" ".join(filter(None, (f"{prefix}buffer {name}", part)))] = _copy(kept)
     return found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy as a plain tensor."""
+    copy = tensor.detach().clone()
+    return copy if type(copy) is Tensor else copy.as_subclass(Tensor)
 
 
 def _note_idle(forwards: list[int], number: int, output: Any) -> None:

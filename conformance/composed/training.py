@@ -15,8 +15,8 @@ KINDS = (
     "linear", "branch", "shared", "counted", "sparse", "float64", "complex", "transposed", "gain", "empty",
     "float16",
 )  # fmt: skip
-#: A block whose weight is of a class of its own.
-SUBCLASS = "subclass"
+#: A block with a tensor of a class of its own: its weight, or a buffer that is made of two tensors.
+CLASSES = ("subclass", "composite")
 #: Which ranks run a block, and in which forwards.
 WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
 #: With one that tells most beside others: all ranks in the first forward, then rank 0 alone.
@@ -27,6 +27,8 @@ CHECKPOINTS = ("", "non_reentrant", "reentrant")
 OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
 #: What forward may return besides, and gets its rows in an object with a field that nobody sets.
 CONTAINERS = ("unset", "itself")
+#: Whether the group's store has served an earlier run.
+STORES = ("", "served")
 #: Whose forwards use no parameter at all: rank 0's at every other time, or one half of the ranks' in turn.
 IDLE = ("", "rank_0", "by_turns")
 #: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
@@ -94,11 +96,12 @@ HANDLING: Mapping[str, tuple[str, ...]] = {
 NESTED = ("", "ignored", "frozen")
 
 #: What a training's JSON names only where there is some: ids that were given before stay.
-_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes")
+_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer", "nested", "order", "finalizes", "store")
 #: The values of a training's fields.
 _KNOWN: Mapping[str, tuple[str, ...]] = {
     "output": (*OUTPUTS, *CONTAINERS), "idle": IDLE, "comm_hook": COMM_HOOKS, "around": AROUND, "precision": PRECISIONS,
     "optimizer": OPTIMIZERS, "nested": NESTED, "order": ORDERS, "finalizes": FINALIZES,
+    "store": STORES,
 }  # fmt: skip
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
@@ -119,7 +122,7 @@ class Block:
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        _check("kind of block", self.kind, (*KINDS, SUBCLASS))
+        _check("kind of block", self.kind, (*KINDS, *CLASSES))
         _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
 
@@ -198,7 +201,8 @@ class Training:
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`), and each rank may run
     the blocks in an `order` of its own. `precision` says what is in half precision, `optimizer` what steps within
-    backward. `nested` says whether a block is wrapped by itself, `finalizes` who makes gradients final.
+    backward. `nested` says whether a block is wrapped by itself, `finalizes` who makes gradients final, `store` what
+    the group's store has served.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -215,6 +219,7 @@ class Training:
     nested: str = ""
     order: str = ""
     finalizes: str = ""
+    store: str = ""
 
     def __post_init__(self) -> None:
         for name, known in _KNOWN.items():

@@ -114,7 +114,13 @@ class _Difference:
                 f": {listed(self.base.batch_norms)} takes each rank's own statistics (use SyncBatchNorm, or declare"
             )
             blame = f"{layers} local_batchnorm)" if self.base.batch_norms else ""
-            return f"In one process samples of different ranks act on each other, on the ranks they do not{blame}."
+            said = "In one process samples of different ranks act on each other, on the ranks they do not"
+            if blame:
+                return f"{said}{blame}."
+            return (
+                f"{said}; or a part of the loss is no mean over samples, as a penalty on weights is none; or gradients "
+                "are changed before ranks average them, as by clipping."
+            )
         if ours_left > self.slack:
             return "No weighted sum of the shares' gradients: other data, or each tensor is changed by itself."
         if missing := [str(rank) for rank, weight in enumerate(ours) if abs(weight) <= self.slack]:

@@ -88,7 +88,7 @@ def examine(
     shares: int | None = None,
     local_batchnorm: bool = False,
     exempt: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     backend: str = "gloo",
 ) -> Report:
     """Compare as `parity` does, and return what differs.
@@ -129,7 +129,7 @@ def examine(
         alone = _alone_later(training, step, under) if step else reference.alone
         sentence = by_chance(reference.drawn_in) or explain(found, reference.base, runs, alone)
     if sentence:
-        where = folder or Path(tempfile.mkdtemp(prefix="parity-"))
+        where = Path(folder or tempfile.mkdtemp(prefix="parity-"))
         findings += [sentence, write_program(training, wrap, ranks, sentence, reference.base, where)]
     findings += vacuous(found, reference)
     declared = _declared(found, reference, local_batchnorm)

@@ -71,8 +71,11 @@ def write_program(
         dtype=dtype, ranks=ranks, steps=training.steps, made=made,
         batch="make_batch(step, rank, ranks)" if takes(training.make_batch, "rank") else batch,
     )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:  # what differs matters more
+        return f"(No program was written to {path}: {error.strerror}.)"
     return f"A program that shows it without this suite: python {path}"
 
 

@@ -243,7 +243,7 @@ class _Trial:
             if cell.lifetime == "dropped" and not issued.works:
                 self._barrier()
         results = list(issued.outputs)
-        if cell.path == "functional":
+        if cell.returns_new:
             results = wait_tensors(results)
         self._look_round(inputs, outputs)
         return results, wrong_work or written_over, beside.wrong
@@ -275,13 +275,13 @@ class _Trial:
             inputs, outputs = arenas(what.inputs(place), cell.reads), []
         for one, blocks in zip(inputs, what.inputs(place), strict=True):
             one.fill(truth.sent(blocks).to(self._device))
-        if what.in_place and cell.path != "functional":
+        if what.in_place and not cell.returns_new:
             # A rank that passes nothing has room for what it gets.
             return inputs, inputs or arenas(what.outputs(place), cell.writes)
         if what.in_place and not inputs:  # the functional broadcast takes a tensor on every rank
             inputs = arenas(what.outputs(place), cell.reads)
         outputs = outputs or arenas(what.outputs(place), cell.writes)
-        return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
+        return (inputs, outputs) if not cell.in_place else self._overlaid(inputs, outputs)
 
     def _filled_anew(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
         for one in (*inputs, *outputs):
@@ -290,24 +290,21 @@ class _Trial:
             one.fill(truth.sent(blocks).to(self._device))
         return inputs, outputs
 
-    def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
+    def _overlaid(self, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
         """Return inputs and outputs that share the memory of the rank's own part."""
-        whole, part = (outputs, inputs) if len(inputs) == 1 and not self._cell.what.reduces else (inputs, outputs)
-        if self._cell.operation == "scatter":
-            whole, part = inputs, outputs
-        if self._cell.what.rooted and not self._place.is_root:
+        what, rank = self._cell.what, self._place.rank
+        if what.rooted and not self._place.is_root:
             return inputs, outputs
-        rank = self._place.rank
-        whole_tensor = whole[rank].tensor if len(whole) > 1 or not self._cell.what.single else whole[0].tensor
-        if self._cell.what.single:
-            rows = part[0].tensor.shape[0]
-            shared = whole_tensor.narrow(0, rank * rows, rows)
-        else:
-            shared = whole_tensor
-        if part is inputs:
-            shared.copy_(inputs[0].tensor)
-        overlay = Arena(shared, part[0].memory, part[0].before)
-        return ([overlay], outputs) if part is inputs else (inputs, [overlay])
+        parts_are_inputs = not what.reduces and what.name != "scatter"
+        parts, wholes = (inputs, outputs) if parts_are_inputs else (outputs, inputs)
+        overlays = []
+        for part, whole in zip(parts, wholes if what.single else [wholes[rank]], strict=True):
+            rows = part.tensor.shape[0] if what.single else 0
+            shared = whole.tensor.narrow(0, rank * rows, rows) if what.single else whole.tensor
+            if parts_are_inputs:
+                shared.copy_(part.tensor)
+            overlays.append(Arena(shared, part.memory, part.before))
+        return (overlays, outputs) if parts_are_inputs else (inputs, overlays)
 
     def _owner(self) -> Any:
         if self._cell.path == "detail":
@@ -325,7 +322,7 @@ class _Trial:
     def _look_round(self, inputs: list[Arena], outputs: list[Arena]) -> None:
         if self._cell.in_place:
             return
-        writes_inputs = self._cell.what.in_place and self._cell.path != "functional"
+        writes_inputs = self._cell.what.in_place and not self._cell.returns_new
         for one in [] if writes_inputs else inputs:
             if wrong := one.changed():
                 self._changed.setdefault(INPUTS, f"after {self._cell.describe()}, of an input {wrong}")

@@ -8,7 +8,7 @@ worth as much as the place that it was fetched from, and a signed one (`signatur
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from conformance.checkers.explanation import some
@@ -94,8 +94,10 @@ def objections(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> 
     )
 
 
-def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Report:
+def verify(folder: Path, profiles: Callable[[], Mapping[str, tuple[Scenario, ...]]]) -> Report:
     """Return the report in `folder` if it is a valid certificate, whatever its verdict.
+
+    `profiles` takes seconds: it is not called for what is no report, or has changed.
 
     Raises:
         ReportError: a file is not what the run wrote, or the report is no certificate; says everything that is wrong.
@@ -104,7 +106,7 @@ def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Report
     folder = folder.parent if folder.name == "report.json" else folder
     content = read_plain(folder / REPORT, follow=False)
     report = report_in(content, folder / REPORT)
-    if not (wrong := changed_files(folder, content) or objections(report, profiles)):
+    if not (wrong := changed_files(folder, content) or objections(report, profiles())):
         return report
     raise ReportError(f"{folder} is no valid certificate: " + "; ".join(wrong))
 

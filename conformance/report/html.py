@@ -352,11 +352,11 @@ def _cell(requirement_id: str, column: Column, relevant: Sequence[Outcome], entr
 
 
 def _count(verdicts: Mapping[Verdict, int]) -> str:
-    """Return how many scenarios came to the verdict that is shown: `4 of 12, 40 unsupported`."""
+    """Return how many scenarios came to the verdict that is shown: `4 of 52, 40 unsupported`."""
     verdict, skipped = combine(verdicts), verdicts.get(Verdict.UNSUPPORTED, 0)
     if verdict is Verdict.UNSUPPORTED:
         return str(skipped)
-    count = f"{verdicts[verdict]} of {sum(verdicts.values()) - skipped}"
+    count = f"{verdicts[verdict]} of {sum(verdicts.values())}"
     return f"{count}, {skipped} unsupported" if skipped else count
 
 

@@ -74,7 +74,7 @@ def chapters_table(report: Report, catalogue: Catalogue) -> Table:
     with_native = bool(report.native_verdicts)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("chapter", no_wrap=True)
-    table.add_column("passed", no_wrap=True)
+    table.add_column("requirements kept", no_wrap=True)
     table.add_column("scenarios", justify="right")
     table.add_column(report.short_name)
     if with_native:

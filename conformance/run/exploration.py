@@ -21,7 +21,7 @@ from conformance.composed.features import (
     features,
     pairs_of,
 )
-from conformance.composed.grammar import cover, draw, with_containers, with_newer_options
+from conformance.composed.grammar import cover, draw, with_newer_options, with_own_classes
 from conformance.composed.simpler import shrink
 from conformance.run.lanes import Enough, LaneError, in_lanes
 from conformance.run.outcome import Outcome
@@ -187,23 +187,31 @@ def explore(
 def _drawn(seeds: Sequence[int], examples: int, world_sizes: Sequence[int]) -> Iterator[Example]:
     def of(seed: int) -> Iterator[Example]:
         trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
-        for number, scenario in enumerate(islice(trainings, examples), 1):
+        mixed = chain.from_iterable(
+            zip(trainings, trainings, trainings, _beyond_pairs(seed, world_sizes), strict=False)
+        )
+        for number, scenario in enumerate(islice(mixed, examples), 1):
             yield Example(seed, number, scenario)
 
     return chain.from_iterable(zip(*map(of, seeds), strict=True))
 
 
+def _beyond_pairs(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
+    """Yield trainings with what no pair has: these come from the beginning, for pairs last for a thousand trainings."""
+    newer = random.Random(f"explored with newer options {seed}")
+    classes = chosen_by(random.Random(f"explored with own classes {seed}"))
+    while True:
+        yield with_own_classes(draw(classes, world_sizes=world_sizes, few_refusals=True), classes)
+        yield with_newer_options(draw(chosen_by(newer), world_sizes=world_sizes, few_refusals=True))
+
+
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
-    newer = random.Random(f"explored with newer options {seed}")
-    contained = chosen_by(random.Random(f"explored with containers {seed}"))
     company = random.Random(f"explored in company {seed}")
     numerics = random.Random(f"explored with numerics {seed}")
     handling = random.Random(f"explored in handling {seed}")
     while True:
         yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
-        yield with_newer_options(draw(chosen_by(newer), world_sizes=world_sizes, few_refusals=True))
-        yield with_containers(draw(contained, world_sizes=world_sizes, few_refusals=True), contained)
         yield draw(chosen_by(company), world_sizes=world_sizes, special="company")
         yield draw(chosen_by(numerics), world_sizes=world_sizes, special="numerics")
         yield draw(chosen_by(handling), world_sizes=world_sizes, special="handling")

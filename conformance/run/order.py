@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conformance.errors import certain
 from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
 from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.quick import cover, known_kills, load_all_kills
 
@@ -31,8 +32,8 @@ class Order:
         """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
 
         Listed are those that together kill every mutant, then the cheapest of each requirement, then all others, in
-        rounds: what is broken is red early, whatever it is. In each part pools come by ascending world size, unrecorded
-        ones last; shuffled ones in any order.
+        rounds: what is broken is red early, whatever it is. In each part what every DDP owes comes before options, and
+        pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
         """
         scenarios = tuple(scenarios)
         if self.name == "shuffled":
@@ -43,7 +44,8 @@ class Order:
         telling = cover(known_kills(scenarios, load_all_kills()))
         asking = {scenario.id for scenario in one_per_requirement(scenarios)} - telling
         rounds = {**_rounds(scenarios), **dict.fromkeys(asking, -1), **dict.fromkeys(telling, -2)}
-        listed = sorted(scenarios, key=lambda scenario: (rounds[scenario.id], _pool(scenario)))
+        owed = {requirement.id for requirement in load_catalogue() if requirement.level == "core"}
+        listed = sorted(scenarios, key=lambda one: (rounds[one.id], one.leading_requirement not in owed, _pool(one)))
         return tuple(reversed(listed) if self.name == "reversed" else listed)
 
 

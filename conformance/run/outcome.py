@@ -185,8 +185,8 @@ def evidence_of(outcomes: Iterable[Outcome]) -> Mapping[str, list[Outcome]]:
 def combined_text(verdicts: Mapping[Verdict, int]) -> str:
     """Return e.g. `PASS`, or when not all scenarios agree `FAIL 2 of 3`, with every verdict that is a failure named.
 
-    Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`. What was not judged is
-    counted apart, lest it look as if it had passed: `FAIL 4 of 12, 40 unsupported`.
+    Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`. Scenarios that could not
+    run are among those that there are, and named, lest they look as if they had passed: `FAIL 4 of 52, 40 unsupported`.
     """
     judged: dict[Verdict, int] = {
         one: number for one, number in verdicts.items() if number and one is not Verdict.UNSUPPORTED
@@ -196,7 +196,7 @@ def combined_text(verdicts: Mapping[Verdict, int]) -> str:
     text = combine(judged).value
     if len(judged) > 1:
         told = [one for one in reversed(Verdict) if one.is_failure and one in judged] or [combine(judged)]
-        text = f"{', '.join(f'{one.value} {judged[one]}' for one in told)} of {sum(judged.values())}"
+        text = f"{', '.join(f'{one.value} {judged[one]}' for one in told)} of {sum(verdicts.values())}"
     skipped = verdicts.get(Verdict.UNSUPPORTED, 0)
     return f"{text}, {skipped} unsupported" if skipped else text
 

@@ -52,7 +52,7 @@ def certificate(folder: Path, *verdicts: Verdict) -> Report:
 
 def test_a_certificate_is_accepted(tmp_path: Path) -> None:
     report = certificate(tmp_path)
-    assert verify(tmp_path, PROFILES) == verify(tmp_path / "report.json", PROFILES) == report
+    assert verify(tmp_path, lambda: PROFILES) == verify(tmp_path / "report.json", lambda: PROFILES) == report
     assert report.is_green
 
 
@@ -65,7 +65,7 @@ def test_a_certificate_of_a_version_holds_its_scenarios_alone(tmp_path: Path, mo
 
 def test_a_failing_certificate_is_valid_and_not_green(tmp_path: Path) -> None:
     certificate(tmp_path, PASS, FAIL, PASS)
-    assert not verify(tmp_path, PROFILES).is_green
+    assert not verify(tmp_path, lambda: PROFILES).is_green
 
 
 def test_one_changed_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_one_changed_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
         for position in range(0, len(original), max(1, len(original) // 40)):
             path.write_bytes(original[:position] + bytes([original[position] ^ 1]) + original[position + 1 :])
             with pytest.raises(ReportError):
-                verify(tmp_path, PROFILES)
+                verify(tmp_path, lambda: PROFILES)
         path.write_bytes(original)
-    verify(tmp_path, PROFILES)
+    verify(tmp_path, lambda: PROFILES)
 
 
 def _changed(folder: Path) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def test_added_and_removed_files_are_noticed(tmp_path: Path) -> None:
     assert "is in the checksums, but not in the folder" in _changed(tmp_path)[0]
     (tmp_path / CHECKSUMS).unlink()
     with pytest.raises(ReportError, match="was the run certified"):
-        verify(tmp_path, PROFILES)
+        verify(tmp_path, lambda: pytest.fail("read all scenarios first"))
 
 
 @pytest.mark.parametrize("change", [{"lower": 1.6}, {"upper": 1.4}, {"lower": 0.0}, {"rounds": 0}, {"median": -1.5}])
@@ -190,7 +190,7 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path, change: Change, objec
 def test_a_scenario_without_a_verdict_on_the_subject_is_a_gap(tmp_path: Path, verdict: Verdict) -> None:
     certificate(tmp_path, PASS, verdict, PASS)
     with pytest.raises(ReportError, match=rf"1 scenario\(s\) say nothing of the subject: {IDS[1]} \({verdict.value}\)"):
-        verify(tmp_path, PROFILES)
+        verify(tmp_path, lambda: PROFILES)
 
 
 def test_profiles_beyond_full_stand_for_themselves() -> None:

@@ -255,6 +255,21 @@ def test_step_times_lie_in_the_report_of_the_run(tmp_path: Path, monkeypatch: py
     assert "cannot go with --attach" in refused(*command, "--attach")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "timed"),
+    [
+        ([], "ddp_impl beside torch's DDP over gloo"),
+        (["--ddp", "torch", "--backend", "sim"], "torch beside torch's DDP over sim"),
+        (["--profile"], "ddp_impl alone over gloo"),
+        (["--backend", "acme"], "operations of acme beside gloo"),
+        (["--backend", "acme", "--against", "sim"], "operations of acme beside sim"),
+        (["--backend", "acme", "--memory"], "ddp_impl beside torch's DDP over acme"),
+    ],
+)
+def test_bench_says_first_what_it_times(arguments: list[str], timed: str) -> None:
+    assert call("bench", *arguments, "--workload", "nothing").stderr.startswith(f"Timing {timed} ...\n")
+
+
 def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> None:
     ddp = f"{SUBJECTS}:Unsynchronised"
     result = call("run", SOME, "--ddp", ddp, "--report", tmp_path, "-k", "moe", "--no-native")

@@ -279,7 +279,7 @@ def test_a_failure_on_the_page_says_what_the_terminal_says(tmp_path: Path) -> No
 def test_the_page_counts_over_what_was_judged_and_explains_its_words(mixed: Report) -> None:
     page = html_page([mixed])
     counts = re.findall(r'<td class="cell">.*?>([A-Z_]+)</.*?<small>(.*?)</small></td>', page, re.S)
-    assert counts[-2:] == [("HARNESS_ERROR", "1 of 2, 1 unsupported"), ("PASS", "2 of 2, 1 unsupported")]
+    assert counts[-2:] == [("HARNESS_ERROR", "1 of 3, 1 unsupported"), ("PASS", "2 of 3, 1 unsupported")]
     legend = page.partition('<details class="legend">')[2].partition("</details>")[0]
     assert "<code>facts</code>" in legend
     assert "no_hang" not in legend  # no finding here is of that checker

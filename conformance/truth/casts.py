@@ -129,24 +129,30 @@ def cast(value: Any, dtype: torch.dtype | None) -> Any:
     return map_tensors(lambda each: each.to(dtype) if dtype is not None and each.is_floating_point() else each, value)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return `value` with every tensor in its tuples, lists, dictionaries and dataclasses replaced, at any depth."""
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any, made: dict[int, Any] | None = None) -> Any:
+    """Return `value` with every tensor in its tuples, lists, dictionaries and dataclasses replaced, at any depth.
+
+    `made`: what came in the place of each container around `value`, which may hold itself.
+    """
+    made = {} if made is None else made
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple):
-        items = [map_tensors(function, item) for item in value]
+        items = [map_tensors(function, item, made) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if not (isinstance(value, list | dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type))):
         return value
-    replaced: Any = copy.copy(value)  # its constructor may take anything
+    if id(value) in made:
+        return made[id(value)]
+    replaced: Any = made.setdefault(id(value), copy.copy(value))  # its constructor may take anything
     if isinstance(value, list):
-        replaced[:] = [map_tensors(function, item) for item in value]
+        replaced[:] = [map_tensors(function, item, made) for item in value]
         return replaced
     for name, item in list((value if isinstance(value, dict) else _attributes(value)).items()):
         if isinstance(value, dict):
-            replaced[name] = map_tensors(function, item)
+            replaced[name] = map_tensors(function, item, made)
         else:
-            object.__setattr__(replaced, name, map_tensors(function, item))
+            object.__setattr__(replaced, name, map_tensors(function, item, made))
     return replaced
 
 

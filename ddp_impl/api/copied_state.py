@@ -19,6 +19,7 @@ from ddp_impl.module.replicas import verify_buffers
 from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in
+from ddp_impl.wire.peers import UNCHANGED
 
 #: How a tensor of plain memory is laid out in it, as far as ranks must have it alike.
 SHAPE_AND_DTYPE: Final = attrgetter("shape", "dtype")
@@ -31,17 +32,16 @@ def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class BufferLayouts:
-    """The buffers that were compared last: their memory, their description by name, how many comparisons preceded."""
+    """The buffers that were compared last: their memory, and their description by name."""
 
     parts: tuple[tuple[torch.Size, torch.dtype], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
-    num_changes: int = 0
 
     @staticmethod
-    def of(buffers: Mapping[str, Tensor], num_changes: int = 0) -> BufferLayouts:
+    def of(buffers: Mapping[str, Tensor]) -> BufferLayouts:
         """Return the layouts of these; raises `RuntimeError` for one that cannot be copied."""
         parts = tuple(map(SHAPE_AND_DTYPE, memory("buffer", buffers)))
-        return BufferLayouts(parts, described("buffer", buffers), num_changes)
+        return BufferLayouts(parts, described("buffer", buffers))
 
     def changed_to(self, other: BufferLayouts) -> str:
         """Return the first buffer that is another than before, and how."""
@@ -141,7 +141,8 @@ class CopiedState(TorchSurface):
             return
         tensors = memory("buffer", buffers)
         if tuple(map(SHAPE_AND_DTYPE, tensors)) != self._buffer_layouts.parts:
-            self._compare(BufferLayouts.of(buffers, self._buffer_layouts.num_changes + 1))
+            self._compare(BufferLayouts.of(buffers))
+        self.reducer.peers.num_copies += 1
         source = 0
         if self._join_config.enable:
             with self.reducer.between_backwards("which rank's buffers are copied"):
@@ -174,12 +175,13 @@ class CopiedState(TorchSurface):
     def _compare(self, layouts: BufferLayouts) -> None:
         """Compare the layouts of buffers, which have changed, with those that other ranks leave in the store.
 
-        Raises `ReplicaMismatchError` naming one that differs, and the store's error after the group's timeout.
+        Raises `ReplicaMismatchError` naming one that differs, also from that of a rank that has changed nothing, and
+        the store's error after the group's timeout.
         """
-        changed = self._buffer_layouts.changed_to(layouts)
-        with self.reducer.between_backwards(f"the other ranks' buffers, because here {changed}"):
+        before = self._buffer_layouts
+        with self.reducer.between_backwards(f"the other ranks' buffers, because here {before.changed_to(layouts)}"):
             timeout = timeout_of(self.process_group, self.device)
-            mine = json.dumps(layouts.words)
-            told = self.reducer.peers.exchange_by_store("buffers", layouts.num_changes, mine, timeout)
-            verify_buffers([json.loads(each) for each in told or ()], rank_in(self.process_group))
+            told = self.reducer.peers.compare_buffers(json.dumps(layouts.words), timeout)
+            words = [before.words if each == UNCHANGED else json.loads(each) for each in told or ()]
+            verify_buffers(words, rank_in(self.process_group))
         self._buffer_layouts = layouts

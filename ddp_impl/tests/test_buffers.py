@@ -91,8 +91,8 @@ _CHANGES = (
     (("gone", "gone"), ("trained with None",) * 2),
     (("dtype", "shape"), ("'mean' is [2] torch.float64 on cpu on rank 0, [3] torch.float32",) * 2),
     (("shape", "gone"), ("'mean' of rank 0 has no counterpart on rank 1",) * 2),
-    (("", "dtype"), ("of step 1", "because here 'mean' was [2] torch.float32 on cpu and is [2] torch.float64 on")),
-    (("gone", ""), ("because here 'mean' was [2] torch.float32 on cpu and is None", "of step 1")),
+    (("", "dtype"), ("rank 1 raised ReplicaMismatchError", "'mean' is [2] torch.float32 on cpu on rank 0, [2]")),
+    (("gone", ""), ("'mean' of rank 1 has no counterpart on rank 0", "rank 0 raised ReplicaMismatchError")),
 )
 
 

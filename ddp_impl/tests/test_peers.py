@@ -85,9 +85,7 @@ def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.Monke
         zero.refuse_unlike(compares=True)
         zero.company.run = one.company.run = run
         with ThreadPoolExecutor() as pool:
-            told = [
-                pool.submit(each.exchange_by_store, "buffers", 1, run, timedelta(seconds=30)) for each in (zero, one)
-            ]
+            told = [pool.submit(each.compare_buffers, run, timedelta(seconds=30)) for each in (zero, one)]
             assert [each.result() for each in told] == [[run, run] if run else None] * 2
         one.publish("raised, perhaps")
         assert "rank 1 raised, perhaps" in failed_wait(zero)
@@ -236,6 +234,9 @@ class _Waiting:
 
     def log_slow_wait(self, wait: Any, seconds: float) -> None:
         self.logged += 1
+
+    def answer(self, wait: Any, seconds: float) -> None:
+        pass
 
 
 def test_each_slow_wait_is_logged_once_though_several_last(monkeypatch: pytest.MonkeyPatch) -> None:

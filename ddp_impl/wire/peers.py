@@ -5,7 +5,8 @@ written or read, and nothing here replaces the error that was raised. At constru
 compare its module with the others', because one that does not never comes.
 
 A rank that skips a batch leaves the others waiting until the group's timeout. So one thread of the process looks at its
-waits a few times a second, and logs those that last. It ends with the last wrapper, and when nobody waits.
+waits a few times a second, and logs those that last. It ends with the last wrapper, and when nobody waits. It also
+answers ranks whose buffers have changed, and who wait for this one to compare its own: see `Peers.answer`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ _MAX_CHARACTERS = 2000
 _CONSTRUCTED_WITHIN = timedelta(seconds=30)
 #: After how many seconds of waiting a rank logs it.
 SLOW_S: Final = 30.0
+#: After how many seconds of waiting a rank looks for the first time whether others wait for its buffers.
+_ANSWERS_AFTER_S = 1.0
+#: What ranks that compare buffers read of one that has copied them as before.
+UNCHANGED: Final = "unchanged"
 #: How often the thread looks, and how long it goes on when nobody waits.
 _PERIOD_S = 0.2
 #: How long the thread may take to end with the last wrapper: what it logs at that moment.
@@ -73,6 +78,8 @@ class Peers:
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self.wait: Wait | None = None  # what this rank waits for now
         self.company = _Company.of(group)
+        self.num_copies = self.num_compared = 0  # how often ranks copied buffers, and compared them first
+        self._answered: tuple[Wait, float] | None = None  # in which wait, and after how long next
         self._published: FailureReport | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
@@ -111,21 +118,41 @@ class Peers:
                 "which the other takes no part. Give every rank the same"
             )
 
-    def exchange_by_store(self, about: str, number: int, mine: str, timeout: timedelta) -> list[str] | None:
-        """Leave `mine`, the word of that number; return what all ranks left about it. None without a store.
+    def compare_buffers(self, mine: str, timeout: timedelta) -> list[str] | None:
+        """Leave `mine`, this rank's buffers, as some have changed; return what all ranks left, or `UNCHANGED`, by rank.
 
-        All ranks must call it. Raises the store's error after `timeout`.
+        None without a store. Ranks whose buffers are as before do not call it: the watcher of one answers when the rank
+        waits in a later collective. Raises the store's error after `timeout`.
         """
         store = self._store()
+        self.num_compared += 1
         if store is None or not self.company.run:
             return None
-        own = f"{rank_in(self.group)}/{about}"
-        keys = [self.key_of(f"{rank}/{about} {number}") for rank in range(size_of(self.group))]
-        store.set(self.key_of(f"{own} {number}"), mine)
+        number, rank = self.num_compared, rank_in(self.group)
+        keys = [self._word_of(each, number) for each in range(size_of(self.group))]
+        store.set(self._word_of(rank, number), mine)
+        self._write("compares buffers", [number, self.num_copies, self.step])
         _await(store, keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
-            store.delete_key(self.key_of(f"{own} {number - 1}"))
+            store.delete_key(self._word_of(rank, number - 1))
         return [store.get(key).decode() for key in keys]
+
+    def answer(self, wait: Wait, seconds: float) -> None:
+        """Tell ranks that compare buffers, in another thread, that nothing had changed here before this wait."""
+        due = self._answered[1] if self._answered is not None and self._answered[0] is wait else _ANSWERS_AFTER_S
+        store = self._store() if seconds >= due else None
+        if store is None:
+            return
+        self._answered = wait, 2 * seconds  # ever more rarely: a thousand ranks may wait for one that is slow
+        with contextlib.suppress(Exception):
+            number, num_copies, step = self._value_of(store, "compares buffers") or (0, 0, 0)
+            has_passed = self.num_copies > num_copies or self.step + (wait[1] == "backward") > step
+            # Read after it: this rank may go on meanwhile, and then compare, too.
+            if has_passed and self.wait is wait and number > self.num_compared:
+                store.set(self._word_of(rank_in(self.group), number), UNCHANGED)
+
+    def _word_of(self, rank: int, number: int) -> str:
+        return self.key_of(f"{rank}/buffers {number}")
 
     def why_lost(self) -> str:
         """Return why no collective of this wrapper may follow: one failed here, or a backward broke off here alone."""
@@ -383,6 +410,7 @@ class SlowWaits:
             waiting = [(waiter, wait) for waiter in all_peers() if (wait := waiter.wait) is not None]
             logged = [each for each in waiting if each in logged]
             for waiter, wait in waiting:
+                waiter.answer(wait, now - wait[0])
                 if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
                     logged.append((waiter, wait))
                     waiter.log_slow_wait(wait, now - wait[0])

@@ -1,10 +1,13 @@
-"""Program `changed_buffers`: every rank changes a buffer between two steps, all alike or each as it likes."""
+"""Programs in which ranks change a buffer between two steps: all alike, each as it likes, or one rank alone."""
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from conformance.errors import instance
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step, truth_of
@@ -46,4 +49,40 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     if scenario.arguments["first"] == scenario.arguments["others"]:
         return truth_of(scenario)
     refused = {"raised0": None, "raised1": Raises(("RuntimeError",), ("mean",))}
+    return dict.fromkeys(range(scenario.world_size), refused)
+
+
+#: How long the others wait in vain, and a rank that waits for the group's timeout: longer than the scenario may take.
+_OTHERS_WAIT, _TIMEOUT = timedelta(seconds=6), timedelta(seconds=300)
+
+
+@program("lone_change", invariants=("leaves_no_trace",))
+def lone_change(ctx: RankContext) -> None:
+    """Take a step, change buffer `mean` as argument `change` says on rank `odd` alone, and take another.
+
+    The odd rank has a longer timeout than the others, so that it raises before its own or not at all.
+
+    `starts_with`: the buffers before. Observes `raised`, what the second step raised. All ranks run it.
+    """
+    if ctx.device.type != "cpu":
+        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
+    module = with_integer_weights(nn.Linear(3, 2), ctx.scenario.seed).to(ctx.device)
+    for name in ctx.arguments["starts_with"]:
+        module.register_buffer(name, torch.full((2,), float(ctx.rank), device=ctx.device))
+    is_odd = ctx.rank == ctx.arguments["odd"]
+    group = instance(dist.new_group(timeout=_TIMEOUT if is_odd else _OTHERS_WAIT), dist.ProcessGroup)
+    model = ctx.wrap(module, process_group=group)
+    for step in range(2):
+        turn = rank_step(ctx, step)
+        with ctx.catching(f"raised{step}"):
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+        if step == 0 and is_odd:
+            module.register_buffer("mean", CHANGES[ctx.arguments["change"]]())
+    dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
+    dist.destroy_process_group(group)
+
+
+@lone_change.expects
+def _named(scenario: Scenario) -> Mapping[int, Facts]:
+    refused = {"raised0": None, "raised1": Raises(("RuntimeError",), ("mean", f"rank {scenario.arguments['odd']}"))}
     return dict.fromkeys(range(scenario.world_size), refused)

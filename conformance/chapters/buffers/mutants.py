@@ -14,6 +14,7 @@ from ddp_impl.api import copied_state
 from ddp_impl.api.copied_state import broadcast_state
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.wire import collectives
+from ddp_impl.wire.peers import Peers
 
 
 @replaces(TorchDDP, "_sync_buffers")
@@ -163,6 +164,11 @@ def ComparesNoChangedBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool 
     """BUG: ranks copy buffers that have changed without having compared them."""
     with mock.patch.object(copied_state, "verify_buffers"):
         sync_buffers(authoritative)
+
+
+@replaces(Peers, "answer")
+def AnswersNobodyWhoCompares(peers: Peers, answer: Call, *_: Any) -> None:
+    """BUG: a rank whose buffers have changed alone waits for the others until the group's timeout."""
 
 
 def _by_kernels(targets: list[Tensor], sources: list[Tensor]) -> None:

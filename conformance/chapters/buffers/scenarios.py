@@ -43,6 +43,13 @@ def scenarios() -> Iterator[Scenario]:
     pairs = [(first, others) for first in CHANGES for others in CHANGES if first != others]
     apart = [arguments(f"{first}-{others}", first=first, others=others) for first, others in pairs]
     yield from _grid("BUFFER-14", "changed", "changed_buffers", (2, 3), apart, deadline_s=5.0)
+    lone = [
+        arguments("-".join([*starts_with, change]), change=change, starts_with=starts_with)
+        for starts_with, change in (([], "larger"), (["count"], "larger"), (["mean"], "dtype"), (["mean"], "gone"))
+    ]
+    for size, odd in ((2, 0), (2, 1), (3, 1)):
+        rank = arguments(f"rank{odd}", odd=odd)
+        yield from _grid("BUFFER-15", "lone", "lone_change", size, lone, rank, deadline_s=20.0)
 
 
 def _drifting() -> Iterator[Scenario]:

@@ -13,6 +13,24 @@ from conformance.errors import ConformanceError
 KINDS = ("backend", "device", "subject")
 _TEMPLATES = Path(__file__).parent
 _SUFFIX = ".jinja"
+#: Devices and backends of torch and of this suite: an adapter of such a name would never be found.
+_TAKEN = {
+    "cpu",
+    "cuda",
+    "gloo",
+    "hpu",
+    "meta",
+    "mpi",
+    "mps",
+    "mtia",
+    "nccl",
+    "sim",
+    "sim_alone",
+    "sim_late",
+    "ucc",
+    "xccl",
+    "xpu",
+}
 #: This part of a template's path stands for the name of the new package.
 _PACKAGE = "package"
 
@@ -65,8 +83,11 @@ class Starter:
     def _check(self, parent: Path) -> None:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", self.name) or keyword.iskeyword(self.package):
             raise StarterError(
-                f"{self.name!r} cannot be the name of a package: expected 1 to 100 letters, digits, - and _"
+                f"{self.name!r} cannot be the name of a package: expected a letter, then at most 99 letters, digits, - "
+                "and _, and no word that Python keeps for itself"
             )
+        if self.package in _TAKEN:
+            raise StarterError(f"torch or this suite calls something else {self.name}; choose another name")
         if importlib.util.find_spec(self.package) is not None:
             raise StarterError(f"a module {self.package} exists already and would be hidden; choose another name")
         if (parent / self.name).exists():

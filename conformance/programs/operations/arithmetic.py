@@ -5,6 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from conformance.programs.operations.data import reduced
+
+#: So many elements must have one factor that is no whole number.
+_ENOUGH = 3
 #: The largest factor that is looked for, in a tensor of fewer elements.
 _MOST = 64
 #: How many roundings another order of factors may add.
@@ -29,20 +33,39 @@ def scaled(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
         return f"the sum multiplied by {factor}"
     if op == "SUM" and bool(_added_in_some_order([part / size for part in parts], size, got).all()):
         return "the sum of parts that were divided by the group's size and multiplied after it, so that bits were lost"
+    right = total / size if op == "AVG" else total
+    exact = float(got[greatest].double() / right[greatest]) if right[greatest] else 1.0
+    is_far = abs(exact - 1) > 2 * _ROUNDINGS * torch.finfo(got.dtype).eps
+    if got.numel() >= _ENOUGH and is_far and _close(right * exact, got):
+        return f"the right values times {exact:.6g}"
     return ""
 
 
-def saturated(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
-    """Return a clause if `got` is the sum of integers, clamped to the dtype's limits where it must wrap."""
-    if op != "SUM" or got.is_floating_point() or got.is_complex() or got.dtype in (torch.bool, torch.int64):
+def misunderstood(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
+    """Return a clause if `got` is a sum that was clamped to the dtype's limits, or compared integers without a sign."""
+    if got.is_complex() or got.dtype == torch.bool:
         return ""
-    limits, total = torch.iinfo(got.dtype), torch.stack([part.long() for part in parts]).sum(0)
-    held = total.clamp(limits.min, limits.max).to(got.dtype)
+    if got.is_floating_point():
+        most, limit = torch.finfo(got.dtype).max, "the greatest number, where it must be infinite"
+        held = torch.stack([part.double() for part in parts]).sum(0).clamp(-most, most).to(got.dtype)
+        is_clamped = op == "SUM" and bool(((held == got) | (held.isnan() & got.isnan())).all())
+        return f"the sum, clamped to {limit}" if is_clamped else ""
+    limits = torch.iinfo(got.dtype)
+    if op in ("MAX", "MIN") and limits.min:
+        turned = torch.stack(list(parts)) ^ limits.min
+        found = (turned.amax(0) if op == "MAX" else turned.amin(0)) ^ limits.min
+        return f"the {op} of numbers that were taken for unsigned ones" if torch.equal(found, got) else ""
+    if op != "SUM" or got.dtype == torch.int64:
+        return ""
+    held = torch.stack([part.long() for part in parts]).sum(0).clamp(limits.min, limits.max).to(got.dtype)
     return "the sum, clamped to the dtype's limits, where it must wrap" if torch.equal(held, got) else ""
 
 
-def converted(expected: Tensor, got: Tensor) -> str:
-    """Return a clause if a conversion to some dtype and back explains every element of `got`; else empty."""
+def converted(expected: Tensor, got: Tensor, parts: Sequence[Tensor] = (), op: str = "") -> str:
+    """Return a clause if a conversion to some dtype and back explains every element of `got`; else empty.
+
+    It may be of what was expected, or of each of the `parts` before their sum, if `op` is one.
+    """
     if expected.dtype is torch.bool or expected.dtype.itemsize == 1:
         return ""
     for name in _DETOURS:
@@ -51,6 +74,8 @@ def converted(expected: Tensor, got: Tensor) -> str:
             continue
         if torch.equal(expected.to(dtype).to(expected.dtype), got):
             return f"the right values converted to {name} and back"
+        if parts and op == "SUM" and torch.equal(reduced([part.to(dtype).to(part.dtype) for part in parts], op), got):
+            return f"the sum of parts that were converted to {name} and back"
     return ""
 
 

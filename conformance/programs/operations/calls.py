@@ -49,8 +49,8 @@ def issue(
     A method of the group or the backend gets `timeout`, except that of a message.
     """
     inputs, outputs = list(inputs), list(outputs)
-    if cell.path == "functional":
-        return Issued((), tuple(_functional(cell, group, place, inputs)))
+    if cell.returns_new:
+        return Issued((), tuple(_new_tensors(cell, group, place, inputs)))
     if cell.path == "public":
         given = _public(cell, group, place, inputs, outputs)
     elif cell.path == "other-thread":
@@ -154,28 +154,58 @@ def _method(
     return calls[cell.operation]()
 
 
-def _functional(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
+def _new_tensors(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
+    """Call the functional collective, by itself or in a compiled graph, or have autograd call it in a backward."""
+    if cell.path == "backward":
+        return _backward(cell, group, place, inputs)
+    call = _functional(cell, group, place)
+    if cell.path == "compiled":
+        torch.compiler.reset()  # a graph of an earlier cell has another group, and torch counts graphs of one function
+        call = torch.compile(_functional(cell, group.group_name, place), fullgraph=True, backend="aot_eager")
+    results = call(inputs)
+    return [results] if isinstance(results, Tensor) else list(results)
+
+
+def _functional(cell: Cell, group: Any, place: Place) -> Callable[[list[Tensor]], Any]:
     from torch.distributed import _functional_collectives as functional
 
     op = cell.reduction.lower()
-    given = inputs[0]
-    received, sent = _splits(cell, place)
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: functional.all_reduce(given, op, group),
-        "broadcast": lambda: functional.broadcast(given, place.root, group),
-        "all_gather_single": lambda: functional.all_gather_tensor(given, 0, group),
-        "reduce_scatter_single": lambda: functional.reduce_scatter_tensor(given, op, 0, group),
-        "all_reduce_coalesced": lambda: functional.all_reduce_coalesced(inputs, op, group),
-        "all_gather_single_coalesced": lambda: functional.all_gather_into_tensor_coalesced(inputs, group),
-        "reduce_scatter_single_coalesced": lambda: functional.reduce_scatter_tensor_coalesced(
-            inputs, op, [0] * len(inputs), group
+    received, sent = (splits or None for splits in _splits(cell, place))
+    calls: dict[str, Callable[[list[Tensor]], Any]] = {
+        "all_reduce": lambda given: functional.all_reduce(given[0], op, group),
+        "broadcast": lambda given: functional.broadcast(given[0], place.root, group),
+        "all_gather_single": lambda given: functional.all_gather_tensor(given[0], 0, group),
+        "reduce_scatter_single": lambda given: functional.reduce_scatter_tensor(given[0], op, 0, group),
+        "all_to_all_single": lambda given: functional.all_to_all_single(given[0], received, sent, group),
+        "all_reduce_coalesced": lambda given: functional.all_reduce_coalesced(given, op, group),
+        "all_gather_single_coalesced": lambda given: functional.all_gather_into_tensor_coalesced(given, group),
+        "reduce_scatter_single_coalesced": lambda given: functional.reduce_scatter_tensor_coalesced(
+            given, op, [0] * len(given), group
         ),
     }
-    calls["all_to_all_single"] = calls["all_to_all_uneven"] = lambda: functional.all_to_all_single(
-        given, received or None, sent or None, group
-    )
-    results = calls[cell.operation]()
-    return [results] if isinstance(results, Tensor) else list(results)
+    return calls[cell.operation.replace("uneven", "single")]
+
+
+def _backward(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:
+    """Return the gradient of the collective whose backward is the cell's operation, given the cell's input as that."""
+    from torch.distributed import _functional_collectives as functional
+
+    (given,) = inputs
+    received, sent = (splits or None for splits in _splits(cell, place))
+    rows = given.shape[0]
+    gather = named(functional, "all_gather_single_autograd", "all_gather_tensor_autograd")
+    scatter = named(functional, "reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd")
+    forward, rows = {
+        "all_reduce": (lambda one: functional.all_reduce(one, "sum", group), rows),
+        "all_gather_single": (lambda one: scatter(one, "sum", 0, group), rows * place.size),
+        "reduce_scatter_single": (lambda one: gather(one, 0, group), rows // place.size),
+        "all_to_all_single": (
+            lambda one: functional.all_to_all_single_autograd(one, sent, received, group), sum(received or [rows])
+        ),
+    }[cell.operation.replace("uneven", "single")]  # fmt: skip
+    leaf = given.new_zeros((rows, *given.shape[1:])).requires_grad_()
+    (forward(leaf) * given).sum().backward()
+    return [leaf.grad] if leaf.grad is not None else []
 
 
 def _splits(cell: Cell, place: Place) -> tuple[list[int], list[int]]:

@@ -19,8 +19,9 @@ BITWISE = ("BAND", "BOR", "BXOR")
 #: one-empty: of the tensors of a coalesced call one has no elements.
 FORMS = ("flat", "scalar", "plane", "deep", "stacked", "one-empty")
 #: Who is called: torch's function, a method of the group or the backend, the functional collective, torch's function
-#: in another thread, and the debug wrapper.
-PATHS = ("public", "group", "backend", "functional", "other-thread", "detail")
+#: in another thread, the debug wrapper, a compiled graph of the functional one, and autograd, in a backward.
+PATHS = ("public", "group", "backend", "functional", "other-thread", "detail", "compiled", "backward")
+_RETURN_NEW = ("functional", "compiled", "backward")
 #: How the caller uses the Work: see `lifetimes`.
 LIFETIMES = (
     "sync", "wait", "wait-late", "wait-twice", "wait-timeout", "polled", "future", "future-polled", "value", "result",
@@ -97,6 +98,11 @@ class Cell:
         return (self.op or "SUM") if self.what.reduces else ""
 
     @property
+    def returns_new(self) -> bool:
+        """Whether the results are new tensors."""
+        return self.path in _RETURN_NEW
+
+    @property
     def block_shape(self) -> tuple[int, ...]:
         """The shape of one block."""
         layout = next((one for one in (self.reads, self.writes) if shaped(self.numel, one) != (self.numel,)), "")
@@ -153,13 +159,13 @@ class Cell:
             return False
         if self.form != "flat" and {self.reads, self.writes} != {"contiguous"}:
             return False
-        if self.in_place and (what.in_place or what.of_pairs or what.coalesced or what.needs == "all_to_all"):
+        if self.in_place and (what.in_place or what.of_pairs or what.needs == "all_to_all"):
             return False
         if self.in_place and (self.reads != "contiguous" or self.writes != "contiguous"):
             return False
         if self.form == "one-empty" and not what.coalesced:
             return False
-        if self.reuses and (self.operation == "all_to_all_uneven" or self.path == "functional" or self.in_place):
+        if self.reuses and (self.operation == "all_to_all_uneven" or self.returns_new or self.in_place):
             return False  # the first has other lengths in every round
         if self.kind and (self.dtype not in FLOATS or self.path not in ("public", "group")):
             return False
@@ -169,7 +175,9 @@ class Cell:
             what.name not in ("all_gather_single", "reduce_scatter_single") or self.in_place
         ):
             return False
-        if self.path == "functional":
+        if self.path == "backward" and (what.name not in OF_BACKWARDS or self.op not in ("", "SUM")):
+            return False
+        if self.returns_new:
             return (
                 what.name in FUNCTIONAL and self.lifetime in ("sync", "inputs-dropped") and not self.in_place
                 and self.neighbour == "none" and reduction != "PREMUL_SUM" and self.writes == "contiguous"
@@ -248,6 +256,8 @@ FUNCTIONAL = (
     "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven",
     "all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
 )  # fmt: skip
+#: The operations that autograd calls in the backward of a functional collective.
+OF_BACKWARDS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven")
 #: The methods that a process group has, and a backend has by an old name only, or lacks.
 OF_GROUPS = ("all_gather_single_coalesced", "reduce_scatter_single_coalesced")
 _DEFAULTS = {field.name: field.default for field in fields(Cell)}
@@ -263,7 +273,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "in_place": (False, True),
     "root": (0, 1, 2),
     "group": GROUPS,
-    "path": PATHS[:-1],
+    "path": PATHS[:5],
     "lifetime": tuple(one for one in LIFETIMES if one not in ("future", "wait-late")),  # others do more than these
     "neighbour": NEIGHBOURS,
     "peer": ("", "late"),

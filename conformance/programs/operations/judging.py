@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.operations.arithmetic import converted, saturated, scaled
+from conformance.programs.operations.arithmetic import converted, misunderstood, scaled
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import (
     ALL,
@@ -181,7 +181,7 @@ def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
 def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     """Return what a wrong output may be instead, as the end of a sentence; may be empty."""
     expected = truth.received(blocks)
-    if len(blocks) == 1 and (held := saturated(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
+    if len(blocks) == 1 and (held := misunderstood(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
         return f"; it holds {held}"  # first: the greatest uint8 is what outputs are filled with
     unwritten = _is_unwritten(got) & differs
     has_old_values = not truth.cell.what.in_place and (got.is_floating_point() or got.is_complex())
@@ -193,6 +193,8 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         return f"; all of them are NaN: {_OLD_VALUES} may be in the result"
     if got.is_floating_point() and _is_flushed(expected[differs], got[differs]):
         return "; subnormal numbers were flushed to zero"
+    if int(differs.sum()) >= _ENOUGH and not bool(got[differs].any()):
+        return "; all of them are zero"
     places = _shift(expected, got, differs)
     if places and (len(blocks) == 1 or places % max(1, truth.numel(blocks[0]))):  # otherwise whole blocks are wrong
         way = "late" if places > 0 else "early"
@@ -209,8 +211,9 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         where = "" if len(blocks) == 1 else "the part in which it is "
         if instead := _other_reduction(truth, block, part, wrong):
             return f"; {where or 'it '}holds {instead}"
-        factor = scaled(truth.cell.reduction, truth.all_parts(block), part) if block.source == SUMMED else ""
-        if instead := factor or converted(truth.of_block(block), part):
+        parts = truth.all_parts(block) if block.source == SUMMED else []
+        factor = scaled(truth.cell.reduction, parts, part) if parts else ""
+        if instead := factor or converted(truth.of_block(block), part, parts, truth.cell.reduction):
             return f"; {where or 'it '}holds {instead}"
         for meaning, value in _candidates(truth, block):
             if value.numel() and value.dtype == part.dtype and bool(_same(value, part, as_bits=True)[wrong].all()):
@@ -246,7 +249,11 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
                 there = [truth.of_rank(rank, other_block) for rank in range(size)]
                 yield f"the {cell.reduction} for rank {target}", summed(there)
     for turn in range(truth.turn % _ROUNDS_LATER):
-        yield f"what was right in round {turn}", truth.in_round(turn).received((block,))
+        before = truth.in_round(turn)
+        yield f"what was right in round {turn}", before.received((block,))
+        for source in range(size) if block.source == SUMMED else ():
+            mixed = [*parts[:source], before.of_rank(source, block), *parts[source + 1 :]]
+            yield f"the {cell.reduction} with rank {source}'s part of round {turn}", summed(mixed)
     other = truth.beside().turn if cell.neighbour.startswith("alike") else truth.turn - _ROUNDS_LATER
     if other >= 0:
         for target in {block.target, *range(size)}:

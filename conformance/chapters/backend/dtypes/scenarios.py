@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import COPYING, OF_TWO, BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import OF_GROUPS
 from conformance.programs.operations.data import COMPLEX, FLOAT8
@@ -12,8 +12,6 @@ from conformance.scenario import Scenario
 _grid = BackendGrid("dtypes")
 
 _PATHS = ("public", "group", "backend")
-COPYING = tuple(name for name, operation in OPERATIONS.items() if not operation.reduces)
-REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
 
 
 def scenarios() -> Iterator[Scenario]:

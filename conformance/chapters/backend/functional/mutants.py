@@ -27,3 +27,22 @@ def broadcasts_in_place_only(group: Any, call: Any, tensors: Any, *options: Any)
 def coalesces_all_but_one(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: of a list of tensors the last one is not reduced."""
     return call(tensors[:-1], *options)
+
+
+@spoils("broadcast")
+def broadcasts_less_without_gradients(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: while gradients are disabled, as in a compiled graph, a broadcast leaves out the last element."""
+    one, before = tensors[0], tensors[0].clone()
+    work = finished(call(tensors, *options))
+    if not torch.is_grad_enabled() and one.numel() > 100 and group.rank() != options[0].rootRank:
+        one.view(-1)[-1] = before.view(-1)[-1]
+    return work
+
+
+@spoils("all_to_all_single")
+def exchanges_backwards_without_gradients(group: Any, call: Any, output: Any, sent: Any, *rest: Any) -> Any:
+    """BUG: while gradients are disabled, as in a backward, what is received comes out backwards."""
+    work = finished(call(output, sent, *rest))
+    if not torch.is_grad_enabled():
+        output.copy_(output.flip(0))
+    return work

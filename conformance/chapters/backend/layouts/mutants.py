@@ -12,7 +12,16 @@ from torch import Tensor
 
 from conformance.backends.gloo import GLOO
 from conformance.mutants.relay import RELAYED, Relay
-from conformance.mutants.spoilt import WorkAround, WorkDone, finished, made_from, spoils
+from conformance.mutants.spoilt import (
+    SUM,
+    WorkAround,
+    WorkDone,
+    finished,
+    made_from,
+    reduction,
+    spoils,
+    with_reduction,
+)
 
 
 class Careful(Relay):
@@ -206,6 +215,22 @@ def begins_at_the_storage(group: Any, call: Any, tensors: Any, *options: Any) ->
         return call(tensors, *options)
     start = one.storage_offset() // 16 * 16
     return call([one.as_strided(one.shape, one.stride(), start).clone()], *options)
+
+
+@spoils("allreduce")
+def adds_long_products_up(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: all_reduce with PRODUCT gives the sum of tensors of 128 KiB and more."""
+    if reduction(options) == "PRODUCT" and tensors[0].nbytes >= 2**17:
+        options = with_reduction(options, SUM)
+    return call(tensors, *options)
+
+
+@spoils("reduce_scatter_single_coalesced")
+def coalesces_into_cleared_outputs(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a coalesced reduce_scatter clears its outputs before it reads its inputs."""
+    for output in outputs:
+        output.zero_()
+    return call(outputs, inputs, *options)
 
 
 @spoils("allgather", "all_gather_single")

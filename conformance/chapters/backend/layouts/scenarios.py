@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, each_operation, every_cell, of_subgroup
 from conformance.chapters.variants import arguments, dashed, each
-from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.cell import BITWISE, Cell
 from conformance.programs.operations.description import OPERATIONS
 from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS
@@ -36,6 +36,8 @@ def scenarios() -> Iterator[Scenario]:
     cells = every_cell(OPERATIONS, ["float32"], numel=_LARGE, root=1, turns=_ROUNDS)
     cells += every_cell(OPERATIONS, ["float32"], numel=_BESIDE_LARGE, root=1)
     cells += every_cell(OPERATIONS, ("bfloat16", "int64", "uint8"), op=("SUM", "MAX"), numel=_LARGE[-1], root=1)
+    cells += every_cell(REDUCING, ["float32"], op=("AVG", "PRODUCT", "MIN", "PREMUL_SUM"), numel=_LARGE[1:], root=1)
+    cells += every_cell(REDUCING, ["int32"], op=BITWISE, numel=_LARGE[1:], root=1)
     yield from _grid.cells("LAY-01", cells, 2, by="numel")
     for operation, what in OPERATIONS.items():
         if what.coalesced:

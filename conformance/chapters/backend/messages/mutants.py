@@ -60,6 +60,12 @@ def reads_two_bytes_of_tags(group: Any, call: Any, tensors: Any, peer: int, tag:
     return call(tensors, peer, tag % 2**16)
 
 
+@spoils("recv")
+def takes_great_tags_from_anybody(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: a receive with a tag above 255 takes the first message of that tag, whoever sent it."""
+    return group.inner.recv_anysource(tensors, tag) if tag > 255 else call(tensors, peer, tag)
+
+
 @spoils("send", "recv")
 def ignores_tags_of_long_messages(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
     """BUG: messages of 64 KiB and more, which ask the receiver first, have no tag."""

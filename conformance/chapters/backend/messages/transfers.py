@@ -89,20 +89,21 @@ _TAGS = (f"irecv of the tags {', '.join(map(str, _OF_TAGS))} in reverse order",)
 
 @judged("tagged_messages", always(*_TAGS))
 def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send messages with tags to the next rank, which has asked for them in the reverse order of tags.
+    """Send messages with tags to all other ranks, which have asked for them in the reverse order of tags and of ranks.
 
     The low 8 bits of the tags are alike, and the low 16 bits of two.
     """
-    following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
+    others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
+    each = [(rank, number) for rank in others for number in range(len(_OF_TAGS))]
 
     def reverse() -> str:
-        rooms = [room_for(ctx) for _ in _OF_TAGS]
-        receipts = [irecv(ctx, rooms[number], previous, _OF_TAGS[number]) for number in reversed(range(4))]
-        messages = [message(ctx, ctx.rank, following, number) for number in range(4)]
-        sends = [isend(ctx, message, following, tag) for message, tag in zip(messages, _OF_TAGS, strict=True)]
-        for work in sends + receipts:
+        rooms = {one: room_for(ctx) for one in each}
+        works = [irecv(ctx, rooms[rank, number], rank, _OF_TAGS[number]) for rank, number in reversed(each)]
+        messages = {(rank, number): message(ctx, ctx.rank, rank, number) for rank, number in each}
+        works += [isend(ctx, messages[rank, number], rank, _OF_TAGS[number]) for rank, number in each]
+        for work in works:
             work.wait()
-        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
+        return first_of(wrong_message(ctx, rooms[rank, number], rank, number) for rank, number in each)
 
     return {_TAGS[0]: reverse}
 

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import BITWISE, FACTORS, REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOATS, INTEGERS
-from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("reductions")
 
-REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
 _OF_REDUCTIONS = {
     "OP-01": (("SUM", "MAX", "MIN"), (*FLOATS, *INTEGERS)),
     "OP-02": (("PRODUCT",), (*FLOATS, *INTEGERS)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, every_cell
 from conformance.chapters.backend.refusals.undeclared import CALLS
 from conformance.chapters.variants import dashed
 from conformance.programs.operations.cell import BITWISE, Cell
@@ -17,7 +17,6 @@ _DTYPES = {
     "float8": FLOAT8,
 }
 _REDUCTIONS = {"avg": ("AVG",), "product": ("PRODUCT",), "bitwise": BITWISE, "premul_sum": ("PREMUL_SUM",)}
-_REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -41,7 +40,7 @@ def _cells() -> Iterator[tuple[str, str, list[Cell]]]:
         yield capability, "REFUSE-01", every_cell(OPERATIONS, dtypes, root=1, path=("public", "group"))
     for capability, reductions in _REDUCTIONS.items():
         dtypes = ("int64",) if capability == "bitwise" else ("float32", "float64")
-        yield capability, "REFUSE-02", every_cell(_REDUCING, dtypes, op=reductions, root=1, path=("public", "group"))
+        yield capability, "REFUSE-02", every_cell(REDUCING, dtypes, op=reductions, root=1, path=("public", "group"))
     for capability in sorted({operation.needs for operation in OPERATIONS.values()} - {""}):
         named = [operation.name for operation in OPERATIONS.values() if operation.needs == capability]
         yield capability, "REFUSE-03", every_cell(named, ("float32", "int64"), root=1, path=("public", "group"))

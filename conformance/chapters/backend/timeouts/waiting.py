@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, judged, unlike
@@ -122,16 +121,17 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
 
 def _slow_name(scenario: Scenario) -> tuple[str, ...]:
     idle = ", in a group that has been idle for longer than that" if "idle_s" in scenario.arguments else ""
-    return (f"{scenario.arguments['operation']} with a rank that is slow, within the timeout{idle}",)
+    return (f"{failing_call(scenario).describe()} with a rank that is slow, within the timeout{idle}",)
 
 
 @judged("somebody_is_slow", _slow_name)
 def somebody_is_slow(ctx: RankContext) -> Mapping[str, Trial]:
-    """Call `operation` on all ranks, on the last one late, but within the timeout.
+    """Call `operation` on all ranks, on the last one `late_s` later, but within the timeout.
 
     With `idle_s` the group's timeout is `timeout_s`; for so long nobody calls anything after a first call.
     """
-    operation, late_s = str(ctx.arguments["operation"]), float(ctx.arguments.get("late_s", 0.4))
+    cell = replace(failing_call(ctx.scenario), lifetime="wait", path="group")
+    place = Place(ctx.rank, ctx.world_size, cell.root)
 
     def slow() -> str:
         group = dist.new_group(timeout=timedelta(seconds=float(ctx.arguments.get("timeout_s", _LONG_S))))
@@ -139,13 +139,11 @@ def somebody_is_slow(ctx: RankContext) -> Mapping[str, Trial]:
             dist.barrier(group=group)
             time.sleep(idle_s)
         if ctx.rank == ctx.world_size - 1:
-            time.sleep(late_s)
-        tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
-        if operation == "barrier":
-            dist.barrier(group=group)
-            return ""
-        dist.all_reduce(tensor, group=group)
-        return unlike("the sum of all_reduce is", tensor, [float(sum(range(1, ctx.world_size + 1)))] * 3)
+            time.sleep(float(ctx.arguments["late_s"]))
+        tensors = Tensors.of(Truth(cell, place), ctx.device)
+        for work in tensors.issue(group).works:
+            work.wait()
+        return tensors.wrong()
 
     (name,) = _slow_name(ctx.scenario)
     return {name: slow}

@@ -19,14 +19,6 @@ def leaves_out_the_last_rank(group: Any, call: Any, tensors: Any, *options: Any)
 
 
 @spoils("allreduce")
-def counts_rank_0_twice(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
-    """BUG: rank 0's tensor is in the sum twice."""
-    if reduction(options) == "SUM" and group.rank() == 0 and not tensors[0].is_sparse:
-        tensors[0].mul_(2)
-    return call(tensors, *options)
-
-
-@spoils("allreduce")
 def is_wrong_on_rank_1_only(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: rank 1 alone gets a wrong last element."""
     work = finished(call(tensors, *options))
@@ -140,14 +132,6 @@ def gathers_backwards(group: Any, call: Any, outputs: Any, inputs: Any, *options
     return call([each[::-1] for each in outputs], inputs, *options)
 
 
-@spoils("allgather")
-def gathers_its_own(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
-    """BUG: an all_gather puts a rank's own tensor into slot 0."""
-    work = finished(call(outputs, inputs, *options))
-    outputs[0][0].copy_(inputs[0])
-    return work
-
-
 @spoils("all_gather_single")
 def joins_backwards(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
     """BUG: all_gather_single joins the parts in reverse order."""
@@ -164,13 +148,6 @@ def scatters_to_the_neighbour(group: Any, call: Any, outputs: Any, inputs: Any, 
             outputs, torch.roll(inputs, inputs.shape[0] // group.size(), 0) if inputs.dim() else inputs, *options
         )
     return call(outputs, [[*inputs[0][1:], inputs[0][0]]], *options)
-
-
-@spoils("reduce_scatter")
-def adds_zeros_for_rank_0(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
-    """BUG: rank 0 adds zeros in a reduce_scatter of lists."""
-    zeros = [[torch.zeros_like(each) for each in inputs[0]]]
-    return call(outputs, zeros if group.rank() == 0 else inputs, *options)
 
 
 @spoils("reduce_scatter")
@@ -199,15 +176,6 @@ def sends_everybody_the_first(group: Any, call: Any, outputs: Any, inputs: Any, 
     return call(
         outputs, [inputs[0].clone() for _ in inputs] if len({one.shape for one in inputs}) == 1 else inputs, *options
     )
-
-
-@spoils("alltoall")
-def returns_its_own_list(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
-    """BUG: all_to_all leaves a rank's own part out."""
-    before = outputs[group.rank()].clone()
-    work = finished(call(outputs, inputs, *options))
-    outputs[group.rank()].copy_(before)
-    return work
 
 
 @spoils("all_to_all_single")

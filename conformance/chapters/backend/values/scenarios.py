@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import COPYING, BackendGrid, every_cell
 from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, LIFETIMES, NEIGHBOURS, Cell
 from conformance.programs.operations.data import FLOATS, INTEGERS
@@ -24,7 +24,6 @@ _OF_OPERATIONS = {
     "VAL-12": ("all_to_all_single", "all_to_all_uneven"),
 }
 _OF_ROOTED = {"VAL-03": "broadcast", "VAL-04": "reduce", "VAL-09": "gather", "VAL-10": "scatter"}
-COPYING = tuple(name for name, operation in OPERATIONS.items() if not operation.reduces)
 
 
 def scenarios() -> Iterator[Scenario]:
