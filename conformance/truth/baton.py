@@ -75,6 +75,8 @@ class Baton:
         with self._turn:
             self._running.discard(rank)
             self._hand_over(rank)
+            if not self._running:  # it holds frames, and through them graphs whose hooks hold the ranks' group
+                self._error = None
 
     def is_mine(self, rank: int) -> bool:
         """Whether the thread that asks is `rank`."""

@@ -98,6 +98,13 @@ def hides_timeouts(group: Any, call: Any, *args: Any) -> Any:
         return WorkDone()
 
 
+@spoils("allreduce", "barrier")
+def is_impatient(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a rank that is slow by a fifth of a second is taken for lost."""
+    args[-1].timeout = timedelta(milliseconds=200)
+    return call(*args)
+
+
 @spoils("gather", "scatter")
 def has_a_second_for_lists(group: Any, call: Any, *args: Any) -> Any:
     """BUG: gather and scatter give up after one second, whatever the group's timeout."""
