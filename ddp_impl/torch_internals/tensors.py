@@ -157,6 +157,11 @@ def is_more_than_a_view(view: Tensor) -> bool:
 num_nodes = torch._C._autograd._get_sequence_nr
 
 
+def precedes(node: Node, since: int) -> bool:
+    """Whether `node` is older than `since`, as this thread counts."""
+    return node._sequence_nr() < since
+
+
 def is_in_graph_since(tensor: Tensor, since: int) -> bool:
     """Whether `tensor` has a node, and the owner of its memory a node younger than `since`, as this thread counts."""
     owner = owner_in_graph(tensor)

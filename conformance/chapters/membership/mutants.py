@@ -112,7 +112,7 @@ def SyncsBuffersAsBefore(ddp: Ours, update_process_group: Call, new_process_grou
     ddp.require_forward_param_sync = before
 
 
-@replaces(Peers, "tell")
+@replaces(Peers, "publish")
 def FailsInSilence(peers: Peers, tell: Call, reason: str, **_: bool) -> None:
     """BUG: a rank that raises leaves no word of it."""
 

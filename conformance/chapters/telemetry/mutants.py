@@ -182,7 +182,7 @@ def HidesCopies(reduction: Reduction, collected: Call, bucket: Bucket) -> Tensor
     return buffer
 
 
-@replaces(EarlyMoves, "came")
+@replaces(EarlyMoves, "move")
 def HidesEarlyMoves(moves: EarlyMoves, arrived: Call, index: int) -> None:
     """BUG: a profiler does not see large gradients that move into their bucket when they arrive."""
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
