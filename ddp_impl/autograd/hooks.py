@@ -17,7 +17,7 @@ from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
 from ddp_impl.torch_internals.autograd import brought_by_backward, shown_to_profilers
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
-from ddp_impl.torch_internals.tensors import nodes_behind, post_accumulate_hooks, precedes
+from ddp_impl.torch_internals.tensors import node_number, nodes_behind, post_accumulate_hooks
 
 
 class Listener(Protocol):
@@ -128,7 +128,7 @@ class AutogradHooks:
             for node in nodes_behind(output):
                 handle = node.register_prehook(reached)
                 can_reach = True
-                if precedes(node, since):
+                if node_number(node) < since:
                     latest = node.metadata.setdefault(  # type: ignore[attr-defined]
                         f"ddp_impl {of}", weakref.WeakKeyDictionary()
                     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,9 +157,8 @@ def is_more_than_a_view(view: Tensor) -> bool:
 num_nodes = torch._C._autograd._get_sequence_nr
 
 
-def precedes(node: Node, since: int) -> bool:
-    """Whether `node` is older than `since`, as this thread counts."""
-    return node._sequence_nr() < since
+#: The number of a node, as its thread counts. No function of Python: each output of each forward is asked.
+node_number = methodcaller("_sequence_nr")
 
 
 def is_in_graph_since(tensor: Tensor, since: int) -> bool:
