@@ -89,21 +89,23 @@ CORRECT: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize("wrap", ["torch", "ddp_impl", "replicate", "fully_shard", "hsdp"])
+@pytest.mark.parametrize("wrapper", ["torch", "ddp_impl", "replicate", "fully_shard", "hsdp"])
 @pytest.mark.parametrize("name", CORRECT)
-def test_no_correct_training_is_accused(name: str, wrap: str, optimizer: str, precision: str, seed: int) -> None:
+def test_no_correct_training_is_accused(name: str, wrapper: str, optimizer: str, precision: str, seed: int) -> None:
     model_of, batch_of, loss = CORRECT[name]
 
-    def make(wrapped: Wrap) -> tuple[Any, Any]:
+    def make(wrap: Wrap) -> tuple[Any, Any]:
         torch.manual_seed(seed)
-        model = wrapped(model_of())
+        model = wrap(model_of())
         return model, getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
 
     def batch(step: int) -> Any:
         torch.manual_seed(100 * seed + step)
         return batch_of(step)
 
-    given = models.training(models.step_of(loss), make=make, batch=batch, wrap=wrap, ranks=4 if wrap == "hsdp" else 2)
+    given = models.training(
+        models.step_of(loss), make=make, batch=batch, wrap=wrapper, ranks=4 if wrapper == "hsdp" else 2
+    )
     found = examine(**in_precision(given, precision)).findings
     assert not [text for text in found if precision != "bfloat16" or not COARSE.match(text)]
 
