@@ -14,7 +14,7 @@ import torch.distributed as dist
 from conformance.backends.backend import CAPABILITIES
 from conformance.programs.operations.cell import BITWISE, Cell
 from conformance.programs.operations.data import COMPLEX, FLOAT8
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import COPYING, OPERATIONS, REDUCING
 from conformance.scenario import Scenario, Step
 
 #: By what names versions of torch call the process group's method for an operation, the latest first.
@@ -130,14 +130,12 @@ def _reductions(name: str, *ops: str, dtype: str, capability: str = "", groups: 
         f"every operation that reduces knows {' and '.join(ops)}",
         "Look at the reduction in the method's options, opts.reduceOp"
         + (f"; or leave {capability} out of the capabilities." if capability else "."),
-        tuple(cell for op in ops for cell in _in_every(_REDUCING, op=op, dtype=dtype))
+        tuple(cell for op in ops for cell in _in_every(REDUCING, op=op, dtype=dtype))
         + tuple(Cell("all_reduce", dtype, op, group=group) for op in ops for group in groups),
         capability=capability,
     )
 
 
-_REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
-_COPYING = tuple(name for name in OPERATIONS if name not in _REDUCING)
 #: gloo refuses complex numbers in gather, which profile `backend` tells with its source (DT-06).
 _OF_COMPLEX = tuple(name for name in OPERATIONS if name != "gather")
 
@@ -272,7 +270,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         "float8",
         "operations that copy take the dtypes of 8 bits",
         "Copy bytes, or leave float8 out of the capabilities.",
-        tuple(cell for name in FLOAT8 for cell in _in_every(_COPYING, dtype=name, data="bits")),
+        tuple(cell for name in FLOAT8 for cell in _in_every(COPYING, dtype=name, data="bits")),
         capability="float8",
     ),
     _reductions("reductions", "SUM", "MAX", "MIN", dtype="int64"),

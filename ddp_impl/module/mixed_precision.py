@@ -72,14 +72,16 @@ class MixedPrecision:
 
     def check_can_cast(self, module: nn.Module) -> None:
         """Raise `ValueError` where casts reach nothing: a bare list of parameters (replicate()), a scripted module."""
-        if self.param_dtype is not None and type(module) is nn.ParameterList:
+        if self.param_dtype is None:
+            return
+        if type(module) is nn.ParameterList:
             raise ValueError(
                 f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast while DistributedDataParallel "
                 "runs their module; got a ParameterList, as replicate() makes it, whose owner would compute in full "
                 "precision. Wrap the module itself, or give reduce_dtype alone"
             )
         for name, part in module.named_modules():
-            if self.param_dtype is not None and isinstance(part, torch.jit.ScriptModule):
+            if isinstance(part, torch.jit.ScriptModule):
                 raise ValueError(
                     f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast where Python reads them, and "
                     f"module '{name}' is a {type(part).__name__} of torch.jit, which reads them by itself. Wrap the "

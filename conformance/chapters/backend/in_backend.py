@@ -16,8 +16,6 @@ from conformance.scenario import Scenario
 _DTYPES, _SIZES, _MOST_BEFORE = ("float32", "int64", "float64", "int32"), (7, 1, 5000, 70_001, 300_007), 3
 #: So many cells at most are in one scenario: a cell that hangs costs those behind it.
 MOST_CELLS = 40
-REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
-COPYING = tuple(name for name in OPERATIONS if name not in REDUCING)
 #: About these two ranks disagree, too; about the others only three, since many backends then die and are made anew.
 OF_TWO = {name: OPERATIONS[name] for name in ("all_reduce", "broadcast", "all_gather")}
 

@@ -1,8 +1,6 @@
 """Program `kept_graph`: forward returns, beside its output, a tensor of a graph that outlives it, as of a memory."""
 
 import contextlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +8,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.programs import RankContext, program, rank_step
+from conformance.programs.python_calls import num_calls
 
 #: After these forwards the graph that was there before them is run backward alone.
 COUNTED = (1, 9)
@@ -43,21 +42,5 @@ def kept_graph(ctx: RankContext) -> None:
             ctx.observe(f"grad/{index}/{name}", parameter.grad)
         ctx.observe(f"same_table/{index}", same is table)
         if index in COUNTED:
-            calls.append(_num_calls(lambda: table.sum().backward(retain_graph=True)))
+            calls.append(num_calls(lambda: table.sum().backward(retain_graph=True)))
     ctx.observe("more_calls", calls[1] - calls[0], must=0)  # the plain DDP registers each time
-
-
-def _num_calls(function: Callable[[], object]) -> int:
-    num = 0
-
-    def count(_: object, event: str, __: object) -> None:
-        nonlocal num
-        num += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return num

@@ -1,7 +1,6 @@
 """Program `costs_of_a_step`: what a step costs beyond the bare module, in counts, which have no noise."""
 
 import gc
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.observation import Facts
 from conformance.programs import RankContext, program
+from conformance.programs.python_calls import num_calls
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies, at_most
 
@@ -153,24 +153,11 @@ def _costs(ctx: RankContext, model: nn.Module, module: nn.Module, operators: _Op
     module.zero_grad(set_to_none=True)
     gc.collect()
     after = operators.number, operators.written, operators.collectives
-    calls = min(_calls(ctx, model, module) for _ in range(3))
+    calls = min(num_calls(lambda: _step(ctx, model, module)) for _ in range(3))
     return _Costs(
         after[0] - before[0], calls, in_forward, after[1] - before[1] - in_forward, operators.bytes_alive(),
         after[2] - before[2],
     )  # fmt: skip
-
-
-def _calls(ctx: RankContext, model: nn.Module, module: nn.Module) -> int:
-    calls = 0
-
-    def note(_: Any, event: str, __: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(note)
-    _step(ctx, model, module)
-    sys.setprofile(None)
-    return calls
 
 
 def _step(ctx: RankContext, model: nn.Module, module: nn.Module) -> None:

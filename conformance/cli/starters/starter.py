@@ -15,22 +15,9 @@ _TEMPLATES = Path(__file__).parent
 _SUFFIX = ".jinja"
 #: Devices and backends of torch and of this suite: an adapter of such a name would never be found.
 _TAKEN = {
-    "cpu",
-    "cuda",
-    "gloo",
-    "hpu",
-    "meta",
-    "mpi",
-    "mps",
-    "mtia",
-    "nccl",
-    "sim",
-    "sim_alone",
-    "sim_late",
-    "ucc",
-    "xccl",
+    "cpu", "cuda", "gloo", "hpu", "meta", "mpi", "mps", "mtia", "nccl", "sim", "sim_alone", "sim_late", "ucc", "xccl",
     "xpu",
-}
+}  # fmt: skip
 #: This part of a template's path stands for the name of the new package.
 _PACKAGE = "package"
 

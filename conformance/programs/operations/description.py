@@ -179,4 +179,6 @@ _BARRIER = Operation("barrier", lambda _: (), lambda _: (), holds=True)
 
 #: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})
+REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
+COPYING = tuple(name for name in OPERATIONS if name not in REDUCING)
 CALLED: Mapping[str, Operation] = MappingProxyType({**OPERATIONS, _BARRIER.name: _BARRIER})

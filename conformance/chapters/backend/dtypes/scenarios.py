@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import COPYING, OF_TWO, BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import OF_GROUPS
 from conformance.programs.operations.data import COMPLEX, FLOAT8
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import COPYING, OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("dtypes")

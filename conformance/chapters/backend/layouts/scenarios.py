@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, each_operation, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import BackendGrid, each_operation, every_cell, of_subgroup
 from conformance.chapters.variants import arguments, dashed, each
 from conformance.programs.operations.cell import BITWISE, Cell
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import OPERATIONS, REDUCING
 from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS
 from conformance.scenario import Scenario

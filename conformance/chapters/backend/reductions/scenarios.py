@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, every_cell, of_subgroup
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
 from conformance.programs.operations.cell import BITWISE, FACTORS, REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOATS, INTEGERS
+from conformance.programs.operations.description import REDUCING
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("reductions")

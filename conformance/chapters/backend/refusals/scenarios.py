@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import REDUCING, BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.backend.refusals.undeclared import CALLS
 from conformance.chapters.variants import dashed
 from conformance.programs.operations.cell import BITWISE, Cell
 from conformance.programs.operations.data import COMPLEX, FLOAT8
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import OPERATIONS, REDUCING
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("refusals")

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import COPYING, BackendGrid, every_cell
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, LIFETIMES, NEIGHBOURS, Cell
 from conformance.programs.operations.data import FLOATS, INTEGERS
-from conformance.programs.operations.description import OPERATIONS
+from conformance.programs.operations.description import COPYING, OPERATIONS
 from conformance.programs.operations.memory import WHOLE
 from conformance.scenario import Scenario
 
