@@ -36,7 +36,11 @@ _ALLOW_IDLE_RANKS = ("find_unused_parameters", "static_graph")
 _REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
 
 
-@program("composed", invariants=("same_until_refused", "refuses_together", "leaves_no_trace"))
+@program(
+    "composed",
+    invariants=("same_until_refused", "refuses_together", "leaves_no_trace"),
+    speaks_for={CONSTRUCTED: ("COMPOSED-02",), AT_THE_END: ("COMPOSED-02",)},
+)
 def composed(ctx: RankContext) -> None:
     """Play argument `training`. All ranks run it.
 
