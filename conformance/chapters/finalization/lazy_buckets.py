@@ -70,7 +70,14 @@ def bucket_memory(ctx: RankContext) -> None:
     until = time.monotonic() + _PATIENCE_S
     while (held := (resident_bytes() - before) / _MIB) > _MOST_MIB and time.monotonic() < until:
         time.sleep(0.05)  # a thread of gloo drops its reference to what it has sent when it next gets a processor
-    ctx.observe("held", held, must=at_most(_MOST_MIB, "MiB, half of the bucket"))
+    ctx.observe("held", held)
+
+
+@bucket_memory.expects
+def _half(scenario: Scenario) -> Mapping[int, Facts]:
+    # Not by plain ranks: those share one process, in which each would wait for the memory of the other.
+    held = at_most(_MOST_MIB, "MiB, half of the bucket")
+    return {rank: {"held": held} for rank in range(scenario.world_size)}
 
 
 class _Sum(nn.Module):
