@@ -185,6 +185,7 @@ def _goes_wrong_both_ways(rank: int) -> list[tuple[str, str]]:
     return [_goes_wrong(rank, what) for what in ("misses", "raises")]
 
 
+@pytest.mark.nightly
 def test_the_next_forward_tells_of_a_backward_that_went_wrong(tmp_path: Path) -> None:
     for rank, (misses, raises) in enumerate(run_ranks(_goes_wrong_both_ways, 2, tmp_path)):
         assert not misses[0]
