@@ -23,13 +23,13 @@ def numel_of(ctx: RankContext) -> int:
 
 def message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int | None = None) -> Tensor:
     """Return what `source` sends to `target` as its message `number`."""
-    whole = torch.arange(numel or numel_of(ctx)) % 50 + 1000 * source + 100 * target + 10_000 * number
+    whole = torch.arange(numel_of(ctx) if numel is None else numel) % 50 + 1000 * source + 100 * target + 10_000 * number
     return whole.float().to(ctx.device)
 
 
 def room_for(ctx: RankContext, numel: int | None = None) -> Tensor:
     """Return a tensor to receive a message into."""
-    return torch.full((numel or numel_of(ctx),), -1.0, device=ctx.device)
+    return torch.full((numel_of(ctx) if numel is None else numel,), -1.0, device=ctx.device)
 
 
 def wrong_message(ctx: RankContext, got: Tensor, source: int, number: int = 0) -> str:

@@ -25,7 +25,7 @@ from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)
-_NUM_IN_ORDER = 8
+_NUM_IN_ORDER, _EMPTY = 8, 5
 #: So long that backends ask the receiver before they send it.
 _STAGED = 30_000
 #: 4 MB.
@@ -61,8 +61,9 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def several(*, backwards: bool) -> str:
-        # Waited for in their order every other one is long: a short one may not overtake it.
+        # Waited for in their order every other one is long: a short one may not overtake it. One is of no elements.
         sizes = [numel_of(ctx) if backwards or number % 2 else _STAGED for number in range(_NUM_IN_ORDER)]
+        sizes[_EMPTY] = 0
         sent = [message(ctx, ctx.rank, following, number, numel) for number, numel in enumerate(sizes)]
         rooms = [room_for(ctx, numel) for numel in sizes]
         works = [isend(ctx, tensor, following) for tensor in sent] + [irecv(ctx, room, previous) for room in rooms]
