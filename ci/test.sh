@@ -12,13 +12,10 @@ step() {
 step ruff check .
 step ruff format --check .
 step shellcheck --severity=warning ci/*.sh
-# Types are checked on one core while the tests begin. Before that Python compiles the modules and makes the scenarios,
-# and keeps both: else each of the workers would do so at once.
+# Types are checked on one core while the tests begin.
 mkdir -p .cache
 { mypy && mypy ci/trust; } > .cache/types.txt 2>&1 &
 types=$!
-echo "== ddp-conformance list"
-ddp-conformance list > /dev/null
 
 # Of the scenarios profile quick, which kills nearly all that profile full kills, judged by the truth alone:
 # ci/conformance.sh runs profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Four workers
@@ -26,6 +23,9 @@ ddp-conformance list > /dev/null
 # fixtures it makes once, and takes from the others when it has done its own. Plugins are named: of a distribution whose
 # plugin pytest finds by itself, here the whole suite, it rewrites the asserts of every module, in each worker.
 plugins=(--disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin -p conformance.pytest_plugin)
+# First pytest compiles all modules and makes the scenarios, and keeps both: else each of the workers would do so at once.
+echo "== pytest --collect-only"
+pytest "${plugins[@]}" --collect-only -qq --ddp-profile quick > /dev/null || true  # the tests report what is wrong
 status=0
 step pytest "${plugins[@]}" -n 4 --dist worksteal --ddp-no-native --ddp-profile quick "$@" || status=$?
 
