@@ -145,7 +145,7 @@ class Scenario:
         return leading_requirement(self.id, self.requirements)
 
     @property
-    def doomed(self) -> frozenset[int]:
+    def expected_dead(self) -> frozenset[int]:
         """The ranks in argument `doomed`, which the program ends: their death is no finding, a wait for them is."""
         return frozenset(self.arguments.get("doomed", ()))
 

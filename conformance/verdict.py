@@ -69,7 +69,7 @@ def decisive(findings: Iterable[Finding]) -> Verdict:
     return Verdict.FAIL if caused and worst in (Verdict.HANG, Verdict.CRASH) else worst
 
 
-def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def deciding(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that led to `verdict`: causes first, then the most severe and those with evidence.
 
     Mismatched collectives cause wrong values, errors and deaths; unfinished collectives cause wrong values. Leaves out
@@ -111,9 +111,9 @@ class ScenarioResult:
     ranks: tuple[RankFate, ...]
 
     @property
-    def findings_that_tell(self) -> tuple[Finding, ...]:
-        """The findings that led to the verdict, see `telling`; none for PASS."""
-        return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
+    def deciding_findings(self) -> tuple[Finding, ...]:
+        """The findings that led to the verdict, see `deciding`; none for PASS."""
+        return () if self.verdict is Verdict.PASS else deciding(self.verdict, self.findings)
 
     def with_note(self, summary: str) -> ScenarioResult:
         """Return it with a finding of the runner, such as the result of another attempt."""
@@ -121,7 +121,7 @@ class ScenarioResult:
 
     def headed(self, sentence: str, detail: str) -> ScenarioResult:
         """Return it with another first sentence, and `detail` above the evidence."""
-        first, *_ = self.findings_that_tell
+        first, *_ = self.deciding_findings
         headed = replace(first, summary=sentence, explanation="\n".join(filter(None, (detail, first.explanation))))
         return replace(self, findings=tuple(headed if one is first else one for one in self.findings))
 
@@ -133,7 +133,7 @@ class ScenarioResult:
         """
         alike = {
             word: sentence
-            for one in self.findings_that_tell
+            for one in self.deciding_findings
             for word, sentence in zip(one.likeness.split(), one.wrong, strict=False)
             if self.verdict is Verdict.FAIL
         }
@@ -164,4 +164,4 @@ class ScenarioResult:
     @property
     def summary(self) -> str:
         """Why, in one sentence."""
-        return next((one.summary for one in self.findings_that_tell if one.summary), "")
+        return next((one.summary for one in self.deciding_findings if one.summary), "")

@@ -83,7 +83,7 @@ def _run(ids: list[str], seed: str, until: float) -> tuple[int, int]:
                     told = other.summary or one.summary
                     num_changed += 1
                     print(f"CHANGED {one.subject} {scenario.id}: {changed} {other.verdict.value} [{told}]", flush=True)
-                    for finding in (*other.findings_that_tell, *one.findings_that_tell)[:1]:
+                    for finding in (*other.deciding_findings, *one.deciding_findings)[:1]:
                         print(textwrap.indent(finding.explanation, "    "), flush=True)
     return runs, num_changed
 

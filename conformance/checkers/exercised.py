@@ -30,9 +30,9 @@ def exercised(evidence: Evidence) -> Finding:
     scenario = evidence.scenario
     if why := unconnected(evidence.observations):
         return unknown("exercised", f"the scenario never began: {why}")
-    if missing := set(range(scenario.world_size)) - set(evidence.observations) - scenario.doomed:
+    if missing := set(range(scenario.world_size)) - set(evidence.observations) - scenario.expected_dead:
         return harness_error("exercised", f"no observation of {ranks(missing)}; world size {scenario.world_size}")
-    if alive := scenario.doomed & {one.rank for one in evidence.ended(*REPORTED)}:
+    if alive := scenario.expected_dead & {one.rank for one in evidence.ended(*REPORTED)}:
         return harness_error("exercised", f"{ranks(alive)} had to die, and did not")
     silent = [observation.rank for observation in evidence.by_rank if _fired_in_vain(scenario.faults, observation)]
     if silent:

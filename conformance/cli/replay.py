@@ -126,7 +126,7 @@ def _replayed(
 ) -> Report:
     """Run the scenarios, all the same one, and tell the DDP's last run step by step, or one step of it."""
     from conformance.programs.registry import preloads_of
-    from conformance.report.steps import told_by_steps
+    from conformance.report.steps import step_listing
     from conformance.run import runner
     from conformance.run.watched_ranks import WatchedRanks
     from conformance.workers.controller import Controller
@@ -142,7 +142,7 @@ def _replayed(
             repeated, subject, backend, native=native, fail_fast=True, controller=watched, one_at_a_time=True
         )
     console = make_console()
-    for line in told_by_steps(watched.observations, watched.expected, step):
+    for line in step_listing(watched.observations, watched.expected, step):
         console.print(line, soft_wrap=True)
     console.print()
     return report

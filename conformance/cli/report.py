@@ -251,7 +251,7 @@ def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> 
     The reports are of one torch over one backend; torch's DDP is their subject, or ran beside it. A scenario in which
     it broke in any of them is in the baseline; one that has changed since is not.
     """
-    from conformance.run.baseline import baseline_of, baseline_to_toml, joined, read_baseline
+    from conformance.run.baseline import baseline_of, baseline_to_toml, read_baseline, union
     from conformance.spec.catalogue import load_catalogue
     from conformance.suite import load_scenarios
 
@@ -259,7 +259,7 @@ def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> 
     read, catalogue = [read_report(report) for report in reports], load_catalogue()
     made = baseline_of(read, catalogue, digests)
     if onto is not None:
-        made = joined(read_baseline(onto.read_text(encoding="utf-8")), made, catalogue, digests)
+        made = union(read_baseline(onto.read_text(encoding="utf-8")), made, catalogue, digests)
     _write(baseline_to_toml(made), out)
     seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
     say(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)

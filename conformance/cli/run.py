@@ -438,7 +438,7 @@ def _judge(
             )
         report = replace(
             begun, interrupted=report.interrupted, environment=report.environment, duration_s=report.duration_s
-        ).joined((*earlier, *report.scenarios), catalogue)
+        ).extended((*earlier, *report.scenarios), catalogue)
         report = replace(report, certified=request.certified)
         if request.certified:
             if sources != sources_of(subject):

@@ -10,7 +10,7 @@ import torch
 
 from conformance.checkers.protocol import is_gradient
 from conformance.observation import Collective
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 _ALL_REDUCES = ("all_reduce", "all_reduce_coalesced")
 #: How many elements of padding a collective may have: its size may be a multiple of 64 or of the number of ranks.
@@ -39,7 +39,7 @@ def num_issued(collectives: Callable[[], Iterable[Collective]], awaited: int) ->
     runs, so we wait here. Not collective.
     """
     issued = 0
-    for _ in own_seconds(_PATIENCE_S, pause_s=0.001):
+    for _ in process_seconds(_PATIENCE_S, pause_s=0.001):
         if (issued := sum(map(is_gradient, collectives()))) >= awaited:
             break
     return issued

@@ -76,7 +76,7 @@ class Cause:
 class _Sign:
     """What outcomes of one cause have in common.
 
-    `known` tells whether it is a mistake that was recognised, `follows` whether it is one that comes of others.
+    `known`: a checker recognised the mistake. `follows`: the mistake is a consequence of other mistakes.
     """
 
     kind: Kind
@@ -90,14 +90,14 @@ class _Sign:
 def causes_of(report: Report) -> tuple[Cause, ...]:
     """Return why the report is not green, in the order in which a reader should look at it.
 
-    The gravest comes first; of equally grave ones what comes of no other, what was recognised, then what explains more
-    failures.
+    The gravest cause is first; among equally grave ones a cause that follows from no other, then a recognised one, then
+    the one that explains more failures.
     """
     return causes_in(report.failures, statements_of(report))
 
 
 def causes_in(failures: Iterable[Outcome], statements: Mapping[str, str]) -> tuple[Cause, ...]:
-    """Return the causes of these failures, as `causes_of` does; `statements` are the requirements' by their ids."""
+    """Return the causes of these failures in the order of `causes_of`; `statements`: requirements' sentences by id."""
     groups: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
     for outcome in failures:
         sign = _sign_of(outcome, statements)
@@ -130,7 +130,7 @@ def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
 
 
 def _joined(groups: Iterable[list[tuple[_Sign, Outcome]]]) -> list[list[tuple[_Sign, Outcome]]]:
-    """Return the groups, of which those that a reader would be told in the same sentence are one."""
+    """Return the groups, those with the same title joined to one."""
     joined: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
     for group in groups:
         cause = _cause(group)
@@ -152,7 +152,7 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
             "An entry of the known failures is stale.",
             "Remove it from them, or narrow it down.",
         )
-    findings = result.findings_that_tell
+    findings = result.deciding_findings
     told = [one for one in findings if not one.requirements or blamed(outcome) in one.requirements] or findings
     first = next(iter(told), Finding("runner", result.verdict, "no checker says why"))
     if result.verdict is Verdict.HARNESS_ERROR:
@@ -164,8 +164,8 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
         )
     if first.checker in MISTAKES_BY_CHECKER:
         title, remedy = MISTAKES_BY_CHECKER[first.checker]
-        told_what = f"{title.rstrip('.')}: {shorten(first.summary)}" if first.checker in _TELL_WHAT else title
-        return _Sign(Kind.BUG, first.checker, told_what, remedy, known=True)
+        sentence = f"{title.rstrip('.')}: {shorten(first.summary)}" if first.checker in _TELL_WHAT else title
+        return _Sign(Kind.BUG, first.checker, sentence, remedy, known=True)
     if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):
         kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
         known = MISTAKES[mistake]

@@ -13,7 +13,7 @@ from conformance.report.causes import in_short
 from conformance.run.lacking import lacking
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
-from conformance.verdict import Finding, ScenarioResult, telling
+from conformance.verdict import Finding, ScenarioResult, deciding
 
 #: What the name of a file cannot hold. Reports of strangers have ids that no scenario of the suite has.
 _NO_FILE_NAME = {ord("/"): ".", 0: "."}
@@ -41,7 +41,7 @@ def result_text(
     Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
     `title` is as in `failure_text`.
     """
-    found = telling(result.verdict, result.findings) or [Finding("runner", result.verdict, "no checker says why")]
+    found = deciding(result.verdict, result.findings) or [Finding("runner", result.verdict, "no checker says why")]
     first, *others = (replace(one, summary=" ".join(one.summary.splitlines())) for one in found)
     requirement_id = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""

@@ -186,7 +186,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             reports=reports,
             columns=columns,
             chapters=chapters,
-            causes=_told_causes(columns, entries),
+            causes=_cause_views(columns, entries),
             num_causes=_NUM_CAUSES,
             linked=linked,
             heads=heads,
@@ -197,7 +197,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             others=[entry for entry in entries if not entry.is_failure],
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
             totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
-            told={finding.checker for entry in entries for finding in entry.result.findings_that_tell},
+            told={finding.checker for entry in entries for finding in entry.result.deciding_findings},
             checkers=CHECKERS,
             ratio_chart=ratio_chart,
             heading=heading,
@@ -263,7 +263,7 @@ def _places(columns: Sequence[Column]) -> Mapping[tuple[int, str], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldCause:
+class CauseView:
     """A cause with the column that it is about, and where its best evidence is shown."""
 
     cause: Cause
@@ -271,10 +271,10 @@ class ToldCause:
     anchor: str
 
 
-def _told_causes(columns: Sequence[Column], entries: Sequence[Entry]) -> list[ToldCause]:
+def _cause_views(columns: Sequence[Column], entries: Sequence[Entry]) -> list[CauseView]:
     anchors = {(id(one.column), one.scenario.id): one.anchor for one in entries}
     return [
-        ToldCause(cause, column, anchors.get((id(column), cause.best.id), "failures"))
+        CauseView(cause, column, anchors.get((id(column), cause.best.id), "failures"))
         for column in columns
         if not column.is_native
         for cause in causes_of(column.report)

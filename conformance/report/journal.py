@@ -56,4 +56,4 @@ def read_journal(path: Path) -> Report:
             found[outcome.id] = outcome
     except ValueError as error:
         raise ReportError(f"{path}: {error}") from error
-    return report.joined(found.values(), load_catalogue())
+    return report.extended(found.values(), load_catalogue())

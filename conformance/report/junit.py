@@ -64,7 +64,7 @@ def _add_case(suite: ElementTree.Element, scenario: Outcome, statements: Mapping
 
 def _evidence(result: ScenarioResult) -> str:
     parts = [f"subject={result.subject}"]
-    for finding in result.findings_that_tell:
+    for finding in result.deciding_findings:
         parts += [f"{finding.verdict.value}: {finding.summary}", finding.explanation]
     parts += [f"rank {rank.rank}: {rank.fate}\n{rank.stderr}".rstrip() for rank in result.ranks]
     return "\n".join(part for part in parts if part)

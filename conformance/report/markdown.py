@@ -123,7 +123,7 @@ def _row(chapter: str, passed: str, scenarios: Sequence[Outcome]) -> str:
 def _evidence(cause: Cause) -> str:
     scenario, *others = cause.outcomes
     result = scenario.failed_result
-    evidence = "\n".join(finding.explanation for finding in result.findings_that_tell if finding.explanation)
+    evidence = "\n".join(finding.explanation for finding in result.deciding_findings if finding.explanation)
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
     parts = [

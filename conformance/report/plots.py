@@ -22,7 +22,7 @@ def draw_growth(curves: Iterable[Curve], folder: Path) -> tuple[Path, ...]:
     by_plot: dict[Plot, list[Curve]] = {}
     for curve in curves:
         by_plot.setdefault(curve.plot, []).append(curve)
-    return tuple(_written(_named(plot), folder, lambda: _growth(plot, curves)) for plot, curves in by_plot.items())  # noqa: B023
+    return tuple(_save_figure(_named(plot), folder, lambda: _growth(plot, curves)) for plot, curves in by_plot.items())  # noqa: B023
 
 
 def draw_ratios(ratios: Iterable[Ratio], folder: Path) -> Path:
@@ -33,10 +33,10 @@ def draw_ratios(ratios: Iterable[Ratio], folder: Path) -> Path:
 
     """
     shown = beside_noise(ratios)
-    return _written("step-times", folder, lambda: _ratios(shown))
+    return _save_figure("step-times", folder, lambda: _ratios(shown))
 
 
-def _written(name: str, folder: Path, draw: Callable[[], Any]) -> Path:
+def _save_figure(name: str, folder: Path, draw: Callable[[], Any]) -> Path:
     try:
         from matplotlib import rc_context
     except ImportError as error:

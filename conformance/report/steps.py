@@ -22,7 +22,7 @@ Row = Mapping[int, Collective | None]
 Looks = Mapping[tuple[int, Collective], Carried]
 
 
-def told_by_steps(
+def step_listing(
     observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, only: int | None = None
 ) -> list[str]:
     """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong.

@@ -215,7 +215,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print()
     for number, cause in enumerate(causes[whole:], start=whole + 1):
         _print_cause(console, cause, number, rows, catalogue)
-        seen = next((one.explanation for one in cause.best.failed_result.findings_that_tell if one.explanation), "")
+        seen = next((one.explanation for one in cause.best.failed_result.deciding_findings if one.explanation), "")
         print_sentence(console, f"      {shorten(seen, _WIDTH_OF_EVIDENCE) or shorten(cause.best.why)}", indent=6)
         console.print(f"      {failure_path(folder, cause.best.id).with_suffix('.txt')}", soft_wrap=True)
     if causes:

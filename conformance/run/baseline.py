@@ -9,11 +9,11 @@
     source = ["pytorch/pytorch#28294"]
     scenarios = ["mlp-world2", "cnn-world2"]     # unused/UNUSED-02/mlp-world2, ...
 
-In a scenario in which torch's DDP breaks by itself nobody can tell what the backend has done, so FAIL, HANG and CRASH
-are excused there alike, and a PASS is welcome. Every other scenario of the requirement counts. In a baseline of a
-backend by itself there is no DDP between, and a scenario holds up to 40 operations: behind its name is a word for each
-that is wrong, and how, `"reduce-world2 1f0c2a 9b03e7"`. Only those are excused, and what else is wrong is told.
-`conformance/baselines/` holds those that are shipped; everything here but `shipped_baseline` is a pure function.
+Where torch's DDP breaks by itself, a scenario shows nothing about the backend: FAIL, HANG and CRASH are excused alike,
+and a PASS is welcome. Every other scenario of the requirement counts. A baseline of a backend without a DDP is finer,
+because a scenario holds up to 40 operations: behind its name stands a hash for each known mistake,
+`"reduce-world2 1f0c2a 9b03e7"`, and every other mistake is reported. `conformance/baselines/` holds the shipped
+baselines; everything here but `shipped_baseline` is a pure function.
 """
 
 import json
@@ -34,7 +34,7 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import ScenarioResult, Verdict
 
-#: What is behind the name of a backend in a baseline of it without a DDP.
+#: Follows the name of a backend in its baseline without a DDP.
 _ALONE = "-alone"
 #: What the baseline of gloo without a DDP is called.
 ALONE = f"gloo{_ALONE}"
@@ -167,7 +167,7 @@ def baseline_of(reports: Iterable[Report], catalogue: Catalogue, digests: Mappin
     return Baseline(torch, backend, tuple(entries))
 
 
-def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_ids: Iterable[str]) -> Baseline:
+def union(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_ids: Iterable[str]) -> Baseline:
     """Return what is in one of both, less what exists no more: torch's DDP does not break the same every night.
 
     Raises `KnownFailureError` if they are of different versions of torch, or of different backends.

@@ -30,10 +30,9 @@ def judge(
 
     `expected` are the facts required of each rank (None: the program requires none); `authority` those in which torch's
     own DDP is to be followed, see `authority_of`. A scenario in which a fault kills or stops a rank is CRASH or HANG
-    like any other: those who inject faults on purpose expect that verdict. Of a doomed rank that died nothing is
-    judged.
+    like any other: a test that injects a fault expects that verdict. A rank of `expected_dead` that died is not judged.
     """
-    gone = {rank for rank in scenario.doomed & observations.keys() if observations[rank].fate.kind in DEAD}
+    gone = {rank for rank in scenario.expected_dead & observations.keys() if observations[rank].fate.kind in DEAD}
     observations = {rank: seen for rank, seen in observations.items() if rank not in gone}
     if expected is not None:
         expected = {rank: facts for rank, facts in expected.items() if rank not in gone}

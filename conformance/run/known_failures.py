@@ -1,4 +1,4 @@
-"""Failures that somebody knows about: `expectations.toml`, and what it makes of a run's verdicts.
+"""Known failures: `expectations.toml`, and how it changes a run's verdicts.
 
     [[expectation]]
     scenarios = "buckets/BUCKET-03/*"        # a scenario id or a glob of them; must match something
@@ -208,12 +208,13 @@ def updated(
     kept: list[KnownFailure] = []
     covered: set[str] = set()
     for entry in known:
-        matched = [id_ for id_, size in world_sizes.items() if entry.names(id_, size)]
-        if not entry.holds_in(circumstances) or all(
-            verdicts.get(id_, entry.verdict) is entry.verdict for id_ in matched
-        ):
+        if not entry.holds_in(circumstances):
             kept.append(entry)
-            covered |= set(matched) if entry.holds_in(circumstances) else set()
+            continue
+        matched = [id_ for id_, size in world_sizes.items() if entry.names(id_, size)]
+        if all(verdicts.get(id_, entry.verdict) is entry.verdict for id_ in matched):
+            kept.append(entry)
+            covered.update(matched)
             continue
         for id_ in matched:
             verdict = verdicts.get(id_, entry.verdict)

@@ -36,7 +36,7 @@ def lacking(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -
 
     `scenario` is what `result` is about, as an outcome keeps it of failures.
     """
-    texts = [f"{one.summary}\n{one.explanation}" for one in result.findings_that_tell]
+    texts = [f"{one.summary}\n{one.explanation}" for one in result.deciding_findings]
     method = next((match[1] for text in texts if (match := _MISSING.search(text)) and match[1] in METHODS), "")
     if method:
         return Lacking((METHODS[method],), f"has no method {method}")

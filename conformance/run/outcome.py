@@ -1,4 +1,4 @@
-"""What a scenario came to, for the subject and for torch's own DDP beside it, and what several say together."""
+"""A scenario's outcome, for the subject and for torch's own DDP beside it, and the combined verdict of several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tried = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A number that a DDP reached on rank 0 and what is demanded of it, such as accuracy 0.98, at least 0.95."""
+    """A number that a DDP reached on rank 0 and the demand on it, such as accuracy 0.98, at least 0.95."""
 
     name: str
     value: float | str
@@ -36,10 +36,10 @@ class Note:
 class Outcome:
     """One scenario's result for the subject and, unless switched off, for torch's own DDP.
 
-    `warm` tells whether the ranks had run something before; only warm times are worth comparing. `expectation` is the
-    known failure that applied, if any. `replay` is the scenario itself, kept when it failed. `contaminated_by` is the
-    scenario after which the subject failed, if it did not fail on fresh ranks, whose verdict it then has. `tried` is
-    what it tried of a backend's operations. `notes` are the subject's, `native_notes` those of torch's DDP.
+    `warm`: the ranks had run something before; only warm times are worth comparing. `expectation`: the known failure
+    that applied, if any. `replay`: the scenario itself, kept when it failed. `contaminated_by`: the earlier scenario
+    that made the subject fail; the verdict is then that of fresh ranks. `tried`: the backend's operations that ran.
+    `notes` are the subject's, `native_notes` torch's DDP's.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Outcome:
         contaminated_by: str = "",
         tried: Tried | None = None,
     ) -> Outcome:
-        """Return what `scenario` came to."""
+        """Return the outcome of `scenario`; a failure keeps the scenario in `replay`."""
         outcome = Outcome(
             scenario.id, scenario.requirements, scenario.world_size, scenario.seed, scenario.digest, warm, notes,
             subject, native, excuse, None, contaminated_by, tried or {}, native_notes,
@@ -102,7 +102,7 @@ class Outcome:
         return tuple(sorted(found, key=lambda one: one != self.leading_requirement))
 
     def about(self, requirement: str) -> Outcome | None:
-        """Return this outcome with the verdicts on one requirement; None if the subject's run says nothing of it."""
+        """Return this outcome with the verdicts on one requirement; None if the subject's run has none on it."""
         if self.contaminated_by:
             return self if requirement in self.requirements else None
         if (verdict := self.subject.verdict_on(requirement, self.requirements)) is None:
@@ -132,7 +132,7 @@ class Outcome:
 
     @property
     def why(self) -> str:
-        """Why it came to its verdict, in one line; of a failure that was known otherwise, what was known of it too."""
+        """The reason of the verdict, in one line; where a known failure expected another verdict, that too."""
         known, summary = self.expectation, self.failed_result.summary
         if known is None or known.holds:
             return summary
@@ -158,22 +158,21 @@ class Progress:
 
 
 def verdicts_of(results: Iterable[ScenarioResult | None]) -> Counter[Verdict]:
-    """Return how many results came to each verdict; None is a result that there is not."""
+    """Return how many results have each verdict; None stands for a missing result."""
     return Counter(result.verdict for result in results if result is not None)
 
 
 def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
-    """Return what several scenarios say together about one requirement.
+    """Return the verdict of several scenarios on one requirement: the worst, UNSUPPORTED only if none could run.
 
-    One failure outweighs every pass, and one unknown as well. A scenario that could not run here takes nothing away
-    from those that did, so UNSUPPORTED is the answer only when none ran.
+    One failure outweighs every pass, and one unknown as well.
     """
     worst = Verdict.worst([verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED])
     return Verdict.UNSUPPORTED if not set(verdicts) - {Verdict.UNSUPPORTED} else worst
 
 
 def evidence_of(outcomes: Iterable[Outcome]) -> Mapping[str, list[Outcome]]:
-    """Return by requirement what `outcomes` say of it: those that do, with their verdicts on it."""
+    """Return for each requirement the outcomes that have a verdict on it, with that verdict."""
     found: defaultdict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         for requirement in dict.fromkeys((*outcome.requirements, *outcome.subject.broken)):

@@ -1,7 +1,7 @@
 """The report of a run as one frozen value, whose fields have the names of the keys in `report.json`.
 
-Whatever is made of a report (pages, merges, diffs, checks) works on this value and never runs anything. What follows
-from the outcomes (`green`, counts, requirements) is held as well: a report that was read may claim otherwise.
+Pages, merges, diffs and checks work on this value and never run anything. `green`, the counts and the requirements
+follow from the outcomes and are stored as well: a report that was read from a file may contradict itself.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class Report:
         )
         return replace(report, green=report.is_green)
 
-    def joined(self, others: Iterable[Outcome], requirements: Iterable[Requirement | RequirementSummary]) -> Report:
-        """Return this report with the outcomes of others besides, of a run of the same scenarios that ended early."""
+    def extended(self, others: Iterable[Outcome], requirements: Iterable[Requirement | RequirementSummary]) -> Report:
+        """Return this report with further outcomes, such as of an earlier run of the selection that was interrupted."""
         found = {one.id: one for one in (*others, *self.scenarios)}
         place = {scenario_id: number for number, scenario_id in enumerate(self.selection.ids)}
         whole = Report.of(

@@ -152,7 +152,7 @@ def _kept_at_most_once(attempt: Attempt, result: ScenarioResult) -> bool:
 
 def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_certain: bool) -> ScenarioResult:
     """Return the verdict of fresh ranks with what it was `after` the same ranks had run the scenario `by`."""
-    told = [one.summary for one in after.findings_that_tell]
+    told = [one.summary for one in after.deciding_findings]
     summary = (
         f"contaminated by {by}: {after.verdict.value} on ranks that had run it{', twice' * is_certain},"
         f" {alone.verdict.value} on fresh ones{f', {_TIMES_ALONE} times' * is_certain}; it left something behind that"

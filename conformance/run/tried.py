@@ -1,4 +1,4 @@
-"""What a scenario tried of a backend's operations, and where something was wrong: a page's matrix is made of it."""
+"""Counts which operations of a backend a scenario tried, and how many were wrong, for the matrix of a page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from conformance.verdict import Verdict
 
 
 def tried_in(scenario: Scenario, observations: Mapping[int, Observation], verdict: Verdict) -> Tried:
-    """Return what ranks that observed this tried; nothing where the scenario is about no operation, or did not run."""
+    """Return the counts of a scenario; empty if it is about no operation, or did not run."""
     tried: dict[str, Counter[str]] = {}
     wrong: dict[str, Counter[str]] = {}
     for operation, values, is_wrong in _cells(scenario, observations, verdict):

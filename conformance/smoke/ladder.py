@@ -268,7 +268,7 @@ class _Climber:
 
 def _failure(result: ScenarioResult) -> tuple[object, ...] | None:
     """Return in which way a scenario failed; None if it did not."""
-    told = sorted((one.checker, one.mistake) for one in result.findings_that_tell)
+    told = sorted((one.checker, one.mistake) for one in result.deciding_findings)
     return (result.verdict, *told) if result.verdict.is_failure else None
 
 

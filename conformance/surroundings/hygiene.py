@@ -36,7 +36,7 @@ from torch.utils._config_module import ConfigModule
 from conformance.observation import PROCESSES
 from conformance.surroundings.observable import modes
 from conformance.surroundings.processes import children_of
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]
@@ -271,7 +271,7 @@ def traces(before: Surroundings) -> tuple[tuple[str, ...], Surroundings]:
     if not any(phrase.startswith(("thread left behind", "open file left behind")) for phrase in found):
         return found, now
     ending = {"thread": before["thread"], "open file": before["open file"]}
-    for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
+    for _ in process_seconds(_THREADS_END_S, pause_s=0.01):
         if not violations(ending, {"thread": _threads(), "open file": _files()}):
             break
     now = surroundings()

@@ -204,20 +204,20 @@ def test_without_a_secret_from_outside_several_hosts_are_warned(caplog: pytest.L
     assert "Whoever reaches node0 can take part in this run: set DDP_CONFORMANCE_SECRET" in caplog.text
 
 
-class Stranger:
+class SilentAgent:
     """An agent that says hello and what it last saw of its rank, and then no more."""
 
     def __init__(self, channel: Channel, index: int, host: str) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self._channel = channel
         channel.send(Hello(index, host))
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def all_heard(self) -> list[Any]:
-        """Return what it was told until the controller hung up."""
+    def all_received(self) -> list[Any]:
+        """Return the messages of the controller until it hung up."""
         self._thread.join(timeout=60)
-        return self.heard
+        return self.received
 
     def _listen(self) -> None:
         while True:
@@ -225,22 +225,22 @@ class Stranger:
                 message = self._channel.receive(None)
             except (EOFError, OSError):
                 return
-            self.heard.append(message)
+            self.received.append(message)
             if isinstance(message, RunOrder):
                 seen = LastSeen("backward", 0, 1, 0, (collective(0),))
                 self._channel.send(Beat(message.number, seen))
 
 
 @contextmanager
-def silent_hosts() -> Iterator[tuple[AttachedController, list[Stranger]]]:
+def silent_hosts() -> Iterator[tuple[AttachedController, list[SilentAgent]]]:
     ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
-    strangers = [Stranger(end, index, f"host-{'ab'[index]}") for index, end in enumerate(theirs)]
+    agents = [SilentAgent(end, index, f"host-{'ab'[index]}") for index, end in enumerate(theirs)]
     with AttachedController(GLOO, ours, "127.0.0.1") as controller:
-        yield controller, strangers
+        yield controller, agents
 
 
 def test_hosts_that_fall_silent_are_given_up_after_the_deadline_with_what_was_last_heard() -> None:
-    with silent_hosts() as (controller, strangers):
+    with silent_hosts() as (controller, agents):
         seen = controller.run(TRAIN.replace(deadline_s=0.5), OURS)
         for rank, host in enumerate(("host-a", "host-b")):
             assert (seen[rank].fate.kind, seen[rank].phase, seen[rank].host) == ("hung", "backward", host)
@@ -251,7 +251,7 @@ def test_hosts_that_fall_silent_are_given_up_after_the_deadline_with_what_was_la
         assert "because host-b is down or the link to it is cut" in finding.summary
         with pytest.raises(ConformanceError, match="0 of 2 are left: host-a has not been heard of for"):
             controller.run(TRAIN, OURS)
-    assert all(any(isinstance(message, Forget) for message in stranger.all_heard()) for stranger in strangers)
+    assert all(any(isinstance(message, Forget) for message in agent.all_received()) for agent in agents)
 
 
 def test_a_hang_over_a_cut_link_names_both_sides() -> None:

@@ -19,9 +19,9 @@ from conformance.run.baseline import (
     baseline_of,
     baseline_to_toml,
     check_baseline,
-    joined,
     read_baseline,
     shipped_baseline,
+    union,
 )
 from conformance.run.environment import package_version
 from conformance.run.known_failures import MET, MORE, Circumstances
@@ -71,7 +71,7 @@ def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_o
     assert not excused(made, outcome(BROKEN, HANG))
     one_night = baseline_of(nights[:1], load_catalogue(), {BROKEN.id: BROKEN.digest})
     assert not excused(one_night, failing("ffffff"))
-    assert joined(one_night, made, load_catalogue(), [BROKEN.id]).broken[0].ways == made.broken[0].ways
+    assert union(one_night, made, load_catalogue(), [BROKEN.id]).broken[0].ways == made.broken[0].ways
 
 
 def test_what_is_wrong_beside_what_was_known_is_told_first() -> None:
@@ -123,11 +123,9 @@ def test_a_baseline_of_a_backend_by_itself_goes_onto_the_earlier_one_of_that_and
     alone = baseline_of([run_report(outcome(OTHER, FAIL), subject="gloo", target="")], load_catalogue(), digests)
     assert (alone.backend, "gloo by itself" in baseline_to_toml(alone)) == (ALONE, True)
     earlier = dataclasses.replace(BASELINE, torch=alone.torch, backend=ALONE)
-    assert [one.scenarios for one in joined(earlier, alone, load_catalogue(), digests).broken] == [
-        (OTHER.id, BROKEN.id)
-    ]
+    assert [one.scenarios for one in union(earlier, alone, load_catalogue(), digests).broken] == [(OTHER.id, BROKEN.id)]
     with pytest.raises(KnownFailureError, match=r"over gloo, and torch .* over gloo-alone"):
-        joined(dataclasses.replace(earlier, backend="gloo"), alone, load_catalogue(), digests)
+        union(dataclasses.replace(earlier, backend="gloo"), alone, load_catalogue(), digests)
 
 
 def test_a_baseline_holds_what_torch_breaks_now_and_then() -> None:
@@ -142,15 +140,15 @@ def test_a_baseline_made_onto_another_keeps_what_that_has_and_still_exists() -> 
     later = Baseline(
         "2.13.0", "gloo", (Broken("GRAD-02", "anew", (), (OTHER.id,)), Broken("GRAD-01", "new", (), (third.id,)))
     )
-    both = joined(earlier, later, load_catalogue(), [BROKEN.id, OTHER.id, third.id])
+    both = union(earlier, later, load_catalogue(), [BROKEN.id, OTHER.id, third.id])
     assert [(one.requirement, one.reason, one.scenarios) for one in both.broken] == [
         ("GRAD-01", "new", (third.id,)), ("GRAD-02", "as before", (OTHER.id, BROKEN.id)),
     ]  # fmt: skip
     whole = Baseline("2.13.0", "gloo", (Broken("GRAD-02", "of both", (), (OTHER.id, BROKEN.id)),))
     known = [BROKEN.id, OTHER.id, third.id]
-    assert [one.reason for one in joined(both, whole, load_catalogue(), known).broken] == ["new", "of both"]
+    assert [one.reason for one in union(both, whole, load_catalogue(), known).broken] == ["new", "of both"]
     with pytest.raises(KnownFailureError, match=r"got torch 2\.13\.0 over gloo, and torch 2\.14\.0 over gloo"):
-        joined(earlier, Baseline("2.14.0", "gloo", ()), load_catalogue(), [])
+        union(earlier, Baseline("2.14.0", "gloo", ()), load_catalogue(), [])
 
 
 def test_the_shipped_baselines_name_scenarios_that_exist() -> None:

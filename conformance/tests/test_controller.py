@@ -41,7 +41,7 @@ WAITING = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the jobs of a shell may ignore it
     directory, torch_ddp = Path(sys.argv[1]), get_subject("torch")
     wait = Scenario(
-        id="controller/CTRL-01/wait", requirements=("CTRL-01",), program="workers/meet_stranger",
+        id="controller/CTRL-01/wait", requirements=("CTRL-01",), program="workers/await_interference",
         arguments={"pipe": f"{directory}/pipe", "spawns": True}, deadline_s=100,
     )
     with Controller(get_backend("gloo"), work_dir=directory, preload=(sys.argv[2],)) as controller:
@@ -114,7 +114,7 @@ def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_p
         return processes_under(tmp_path)[0]
 
     os.mkfifo(tmp_path / "pipe")
-    wait = STEP.replace(program="workers/meet_stranger", arguments={"pipe": str(tmp_path / "pipe")})
+    wait = STEP.replace(program="workers/await_interference", arguments={"pipe": str(tmp_path / "pipe")})
     with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
         assert run_step(controller) == {"returned"}
         before = processes_under(tmp_path)

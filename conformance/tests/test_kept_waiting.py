@@ -17,7 +17,7 @@ from conformance.observation import IMPORT
 from conformance.recorder.flight_record import FlightRecord, LastSeen
 from conformance.tests.clock import Clock
 from conformance.waiting import kept_waiting, machine_time, processors
-from conformance.waiting.kept_waiting import KeptWaiting, own_seconds, seconds_of
+from conformance.waiting.kept_waiting import KeptWaiting, process_seconds, seconds_of
 from conformance.waiting.processors import Processors
 from conformance.workers import deadline as deadline_module
 from conformance.workers.deadline import Deadline
@@ -198,7 +198,7 @@ class NeverKept:
 
 def test_what_happens_in_the_last_pause_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_waiting, "KeptWaiting", NeverKept)
-    assert sum(1 for _ in own_seconds(0.01, pause_s=0.05)) == 2
+    assert sum(1 for _ in process_seconds(0.01, pause_s=0.05)) == 2
 
 
 def test_a_pause_that_a_stopped_machine_made_long_is_as_long_as_it_was_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_pause_that_a_stopped_machine_made_long_is_as_long_as_it_was_to_be(mon
         "time",
         SimpleNamespace(monotonic=clock.monotonic, sleep=lambda pause_s: clock.sleep(pause_s + late_s.pop())),
     )
-    looks = own_seconds(1.0, pause_s=0.4)
+    looks = process_seconds(1.0, pause_s=0.4)
     assert [next(looks, "ended") for _ in range(4)] == [None, None, None, "ended"]
 
 
@@ -230,10 +230,10 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
     monkeypatch.setattr(kept_waiting, "KeptWaiting", Kept)
     monkeypatch.setattr(kept_waiting, "time", clock)
     started = clock.monotonic()
-    looks = sum(1 for _ in own_seconds(0.1, pause_s=0.01))
+    looks = sum(1 for _ in process_seconds(0.1, pause_s=0.01))
     assert clock.monotonic() - started == pytest.approx(least_s, abs=0.011)
     assert looks > 1
-    for _ in own_seconds(60.0, pause_s=60.0):
+    for _ in process_seconds(60.0, pause_s=60.0):
         break  # the first look comes at once
 
 

@@ -99,7 +99,7 @@ async def has_answered(controller: Controller, rank: int) -> None:
         await trio.sleep(0.01)
 
 
-class Stranger:
+class Interference:
     """Does something to the process that a rank names through a pipe, once it has and `when` is true."""
 
     def __init__(self, pipe: Path, act: Callable[[int], None], when: Callable[[], bool] = lambda: True) -> None:
@@ -198,13 +198,13 @@ def test_other_ranks_run_while_some_are_waited_for(controller: Controller, tmp_p
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader
     run(controller, scenario("idle"))  # ranks are there
 
-    async def step_and_tell() -> list[int]:
+    async def step_and_release() -> list[int]:
         first = pids(await controller.observe(scenario("step"), TORCH))
         os.write(pipe, b"go")  # a letter for each
         return first
 
-    waits = scenario("wait_for_word", arguments={"pipe": str(tmp_path / "pipe")})
-    observations, first = beside(controller, waits, step_and_tell)
+    waits = scenario("await_release", arguments={"pipe": str(tmp_path / "pipe")})
+    observations, first = beside(controller, waits, step_and_release)
     os.close(pipe)
     assert {str(one.fate) for one in observations.values()} == {"returned"}
     assert pids(run(controller, scenario("idle"))) != first  # those that came back last are the warm ones
@@ -262,10 +262,10 @@ def test_a_killed_rank_is_named_long_before_the_deadline(
     controller: Controller, tmp_path: Path, deadlines: list[Deadline]
 ) -> None:
     others_wait = lambda: all(flight.collectives for flight in flights(controller)[:2])  # noqa: E731
-    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), others_wait)
-    wanted = scenario("meet_stranger", arguments={"pipe": str(tmp_path / "pipe")}, world_size=3, deadline_s=60)
+    interference = Interference(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), others_wait)
+    wanted = scenario("await_interference", arguments={"pipe": str(tmp_path / "pipe")}, world_size=3, deadline_s=60)
     observations = run(controller, wanted)
-    stranger.join()
+    interference.join()
     assert deadlines[-1].patience_s == DEATH_GRACE_S
     assert str(observations[2].fate) == "killed by SIGKILL"
     assert observations[2].fate.code == signal.SIGKILL
@@ -280,14 +280,14 @@ def test_others_that_notice_nothing_are_not_waited_for(
     controller: Controller, tmp_path: Path, deadlines: list[Deadline]
 ) -> None:
     other_waits = lambda: flights(controller)[0].phase == "forward"  # noqa: E731
-    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), other_waits)
+    interference = Interference(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), other_waits)
     arguments = {"pipe": str(tmp_path / "pipe"), "deaf": True}
-    observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=60))
-    stranger.join()
+    observations = run(controller, scenario("await_interference", arguments=arguments, deadline_s=60))
+    interference.join()
     assert deadlines[-1].patience_s == DEATH_GRACE_S
     assert str(observations[1].fate) == "killed by SIGKILL"
     assert str(observations[0].fate) == "abandoned in forward"
-    assert "in meet_stranger" in observations[0].stack
+    assert "in await_interference" in observations[0].stack
 
 
 @pytest.mark.parametrize("what", ["streams", "os._exit"])
@@ -392,17 +392,17 @@ class SlowZygote:
 
     def __init__(self, killed: Channel) -> None:
         self._killed = killed
-        self._has_told = False
+        self._has_reported = False
 
-    async def reports(self) -> None:
+    async def wait_for_report(self) -> None:
         self._killed.close()
         await trio.sleep(0.4)  # twice as long as ranks outlive others that have raised
-        self._has_told = True
+        self._has_reported = True
 
     def signal(self, seat: Seat, signum: int) -> None: ...
 
     def exit_status(self, seat: Seat) -> int | None:
-        return -9 if seat.rank == 1 and self._has_told else None
+        return -9 if seat.rank == 1 and self._has_reported else None
 
 
 def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(
@@ -484,12 +484,12 @@ def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> 
 
 
 def test_a_rank_that_holds_the_interpreter_is_seen_all_the_same(controller: Controller, tmp_path: Path) -> None:
-    stranger = Stranger(tmp_path / "pipe", lambda pid: None)
+    interference = Interference(tmp_path / "pipe", lambda pid: None)
     arguments = {"pipe": str(tmp_path / "pipe"), "holds_interpreter": True}
-    observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=1.0))
-    stranger.join()
+    observations = run(controller, scenario("await_interference", arguments=arguments, deadline_s=1.0))
+    interference.join()
     assert str(observations[1].fate) == "hung in forward"
-    assert "in meet_stranger" in observations[1].stack
+    assert "in await_interference" in observations[1].stack
     assert next_scenario_runs(controller)
 
 

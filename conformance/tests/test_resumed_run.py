@@ -18,7 +18,7 @@ from conformance.report.read import read_report
 from conformance.report.resumed import found_before
 from conformance.suite import Selection
 from conformance.tests.reports_by_hand import FAIL, HARNESS_ERROR, PASS, outcome, run_report, scenario, stored
-from conformance.workers.zygote_process import _locked, _remove_those_of_the_dead
+from conformance.workers.zygote_process import _locked, _remove_orphaned_directories
 
 OLD = outcome("gradients/GRAD-01/old", PASS)
 FOUND = [
@@ -106,5 +106,5 @@ def test_private_folders_of_the_dead_are_removed_and_those_of_the_living_are_not
         (folder / "zygote.output").touch()
     (folders[0] / "owner").touch()
     with _locked(folders[1] / "owner"):
-        _remove_those_of_the_dead(tmp_path)
+        _remove_orphaned_directories(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(folders[1:])

@@ -14,7 +14,7 @@ from conformance.observation import Facts
 from conformance.report.causes import causes_in
 from conformance.run.outcome import Outcome
 from conformance.tests.reports_by_hand import scenario
-from conformance.verdict import Finding, ScenarioResult, Verdict, telling
+from conformance.verdict import Finding, ScenarioResult, Verdict, deciding
 
 MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])
 OWN = (MEAN + 1, MEAN - 1)
@@ -171,5 +171,5 @@ def test_what_nobody_waited_for_is_told_before_the_values_that_come_of_it() -> N
     wrong = Finding("facts", Verdict.FAIL, "w on rank 0: wrong in element(s) 0 to 1", "A", mistake="part")
     flying = Finding("nothing_in_flight", Verdict.FAIL, "nobody waited for 1 collective(s)", "B")
     died = Finding("no_crash", Verdict.CRASH, "rank 1 died", "C")
-    assert telling(Verdict.FAIL, (wrong, flying)) == (flying, wrong)
-    assert telling(Verdict.CRASH, (wrong, flying, died))[0] == died
+    assert deciding(Verdict.FAIL, (wrong, flying)) == (flying, wrong)
+    assert deciding(Verdict.CRASH, (wrong, flying, died))[0] == died

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from conformance.observation import Carried, Collective, Ending, Observation
-from conformance.report.steps import told_by_steps
+from conformance.report.steps import step_listing
 
 
 def issued(index: int, step: int, numel: int = 32) -> Collective:
@@ -21,7 +21,7 @@ def test_every_step_shows_its_collectives_and_its_wrong_facts() -> None:
                        history=(*(issued(n, 0) for n in range(7)), issued(7, 1, 24))),
     }  # fmt: skip
     expected = {rank: {"step0/grad/w": right, "step1/grad/w": right} for rank in (0, 1)}
-    assert told_by_steps(observations, expected) == [
+    assert step_listing(observations, expected) == [
         "step 0",
         "  backward    ranks 0 and 1: all_reduce #0 (32 x float32, sum)",
         "              ... 5 more, alike on all ranks",
@@ -41,7 +41,7 @@ def test_a_rank_that_did_not_return_is_not_blamed_for_what_it_could_not_observe(
         0: Observation(0, Ending("returned"), {"step0/loss": 1.0}, history=(issued(0, 0),)),
         1: Observation(1, Ending("killed", detail="killed by SIGABRT"), history=(), phase="backward"),
     }
-    assert told_by_steps(observations, {0: {"step0/loss": 1.0}, 1: {"step0/loss": 1.0}}) == [
+    assert step_listing(observations, {0: {"step0/loss": 1.0}, 1: {"step0/loss": 1.0}}) == [
         "step 0",
         "  backward    rank 0: all_reduce #0 (32 x float32, sum)   <- differs",
         "              rank 1: nothing in place of #0   <- differs",
@@ -60,7 +60,7 @@ def test_backwards_under_no_sync_are_marked_and_one_step_can_be_asked_for() -> N
         for rank in (0, 1)
     }  # fmt: skip
     expected = {rank: dict.fromkeys(names, right) for rank in (0, 1)}
-    told = told_by_steps(observations, expected, 0)
+    told = step_listing(observations, expected, 0)
     assert told[:6] == [
         "step 0",
         "  backward, under no_sync  ranks 0 and 1: all_reduce #0 (32 x float32, sum)",
@@ -71,7 +71,7 @@ def test_backwards_under_no_sync_are_marked_and_one_step_can_be_asked_for() -> N
     ]
     assert told[5].strip().startswith("wrong: step0/grad/w on ranks 0 and 1")
     assert "step 1" not in told
-    assert told_by_steps(observations, expected, 7) == ["no step 7 was observed; there are 0, 1"]
+    assert step_listing(observations, expected, 7) == ["no step 7 was observed; there are 0, 1"]
 
 
 def test_a_step_alone_shows_what_its_collectives_carried() -> None:
@@ -80,7 +80,7 @@ def test_a_step_alone_shows_what_its_collectives_carried() -> None:
         return Observation(rank, Ending("returned"), history=(issued(0, 0), issued(1, 0)), carried=given)
 
     observations = {rank: seen(rank, f"[{rank + 1}]", "my/ddp.py:7 in send") for rank in (0, 1)}
-    assert told_by_steps(observations, None, 0) == [
+    assert step_listing(observations, None, 0) == [
         "step 0",
         "  backward    ranks 0 and 1: all_reduce #0 (32 x float32, sum), at my/ddp.py:7 in send",
         "                rank 0 gave [1], got [3]",
@@ -91,10 +91,10 @@ def test_a_step_alone_shows_what_its_collectives_carried() -> None:
     ]
     later = {rank: replace(one, history=(replace(issued(0, 0), phase="after backward"),), carried=one.carried[:1])
              for rank, one in observations.items()}  # fmt: skip
-    assert told_by_steps(later, None)[1].startswith("  after backward  ranks 0 and 1: all_reduce #0")
-    assert not any("gave" in line for line in told_by_steps(observations, None))
+    assert step_listing(later, None)[1].startswith("  after backward  ranks 0 and 1: all_reduce #0")
+    assert not any("gave" in line for line in step_listing(observations, None))
     elsewhere = {0: observations[0], 1: seen(1, "[2]", "my/ddp.py:9 in send_late")}
-    assert told_by_steps(elsewhere, None)[1:3] == [
+    assert step_listing(elsewhere, None)[1:3] == [
         "  backward    rank 0: all_reduce #0 (32 x float32, sum), at my/ddp.py:7 in send",
         "              rank 1: all_reduce #0 (32 x float32, sum), at my/ddp.py:9 in send_late",
     ]

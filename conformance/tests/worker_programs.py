@@ -45,8 +45,8 @@ def exit_without(ctx: RankContext) -> None:
     sys.exit(3)
 
 
-@program_without_truth("workers/meet_stranger")
-def meet_stranger(ctx: RankContext) -> None:
+@program_without_truth("workers/await_interference")
+def await_interference(ctx: RankContext) -> None:
     """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins.
 
     Other ranks that are `deaf` wait elsewhere and notice nothing. One that `spawns` does not wait alone.
@@ -104,14 +104,14 @@ def likeness(ctx: RankContext) -> None:
     ctx.observe("parent", os.getppid())
 
 
-@program_without_truth("workers/wait_for_word")
-def wait_for_word(ctx: RankContext) -> None:
+@program_without_truth("workers/await_release")
+def await_release(ctx: RankContext) -> None:
     """Wait on every rank until there is a letter for it in a named pipe."""
     with ctx.phase("forward", 0):
-        _wait_for_word(ctx.arguments["pipe"])
+        _await_release(ctx.arguments["pipe"])
 
 
-def _wait_for_word(path: str) -> None:
+def _await_release(path: str) -> None:
     with open(path, "rb", buffering=0) as pipe:
         pipe.read(1)
 
@@ -121,7 +121,7 @@ def exit_(ctx: RankContext) -> None:
     """Leave through sys.exit on rank 0, if so asked when told to."""
     if ctx.rank == 0:
         if pipe := ctx.arguments.get("pipe"):
-            _wait_for_word(pipe)
+            _await_release(pipe)
         print("leaving", file=sys.stderr)
         sys.exit(3)
 
@@ -150,7 +150,7 @@ def unsupported(ctx: RankContext) -> None:
 def half_unsupported(ctx: RankContext) -> None:
     """Say on rank 0 at once, and on the others when they are told to, that it cannot be done here."""
     if ctx.rank > 0:
-        _wait_for_word(ctx.arguments["pipe"])
+        _await_release(ctx.arguments["pipe"])
     ctx.unsupported("no such device")
 
 

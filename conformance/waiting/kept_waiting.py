@@ -60,7 +60,7 @@ class KeptWaiting:
         return any(before.get(thread, counts) == counts for thread, counts in self._ready.items())
 
 
-def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
+def process_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
     """Yield as `seconds_of` does, until the other threads of this process could have gone on for `seconds`."""
     return seconds_of([os.getpid()], seconds, pause_s=pause_s, but=[threading.get_native_id()])
 

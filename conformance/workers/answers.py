@@ -1,4 +1,4 @@
-"""`Answers`: what the ranks of a pool answer to one job, and what is known of those that do not."""
+"""`Answers`: waits until each rank of a pool has answered one job or cannot answer it any more."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -16,25 +16,25 @@ from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
 
-class Elsewhere:
-    """What is known of ranks on other hosts; of this class: there are none."""
+class RemoteRanks:
+    """Ranks of the same world on other hosts; this base class stands for none."""
 
-    #: For how long to wait for the ranks here, given how those on other hosts ended.
+    #: For how long to wait for the local ranks, given how the remote ranks ended.
     patience_s = math.inf
 
     def until(self, own: float) -> float:
-        """Return until when the ranks here are waited for that alone would be waited for until `own`."""
+        """Return the deadline of the local ranks, which without remote ranks would be `own`."""
         return own
 
 
-NOBODY = Elsewhere()
+NO_REMOTE_RANKS = RemoteRanks()
 
 
 class Answers:
-    """One message of each rank; `messages` are those that came, `strange` what is known of other ranks.
+    """One message of each rank: `messages`, or in `malformed` an observation of a rank that wrote something else.
 
-    The wait for them ends when no rank has made progress for `deadline_s` seconds, see `Deadline`. It ends earlier when
-    a rank has died or failed, because the others may then wait for it for ever.
+    The wait ends when no rank has made progress for `deadline_s` seconds, see `Deadline`. It ends earlier when a rank
+    has died or failed, because the other ranks may then wait for it for ever.
     """
 
     def __init__(
@@ -46,27 +46,26 @@ class Answers:
         *,
         number: int,
         deadline_s: float,
-        doomed: Collection[int] = (),
-        elsewhere: Elsewhere = NOBODY,
+        expected_dead: Collection[int] = (),
+        remote: RemoteRanks = NO_REMOTE_RANKS,
     ) -> None:
-        """Expect what the ranks on `seats` answer to job `number` (0: that they are ready).
+        """Expect the answers of the ranks on `seats` to job `number` (0: that they are ready).
 
-        The death of a `doomed` rank is part of the job: the others have as much time as before. So they may have
-        because of ranks that are `elsewhere`.
+        The death of an `expected_dead` rank is part of the job and shortens no deadline. `remote` ranks may extend it.
         """
         self.messages: dict[int, FromRank] = {}
-        self.strange: dict[int, Observation] = {}
+        self.malformed: dict[int, Observation] = {}
         self._zygote = zygote
         self._seats = seats
         self._pids = pids
         self._listening = dict(zip(channels, seats, strict=True))
         self._number = number
-        self._doomed = doomed
-        self._elsewhere = elsewhere
+        self._expected_dead = expected_dead
+        self._remote = remote
         self._flights = [seat.file("flight") for seat in seats]
-        self._deadline = Deadline(deadline_s, pids, self._flights, elsewhere.until)
-        self._unexplained_until = -math.inf  # until when the death of a rank may be reported that has hung up
-        self._all_known = trio.Event()
+        self._deadline = Deadline(deadline_s, pids, self._flights, remote.until)
+        self._unexplained_until = -math.inf  # until when the zygote may report the death of a rank that hung up
+        self._all_accounted_for = trio.Event()
 
     async def arrive(self) -> None:
         """Return when the wait is over."""
@@ -76,18 +75,18 @@ class Answers:
             nursery.start_soon(self._follow_zygote)
             nursery.start_soon(self._expire)
             self.changed()
-            await self._all_known.wait()
+            await self._all_accounted_for.wait()
             nursery.cancel_scope.cancel()
 
     def changed(self) -> None:
-        """Take into account how a rank has ended, here or elsewhere."""
-        heard = [*self.messages, *self.strange]
-        if len(heard) + len(self._dead(heard)) >= len(self._seats):
-            self._all_known.set()
-        self._deadline.cut_to(min(self._patience(), self._elsewhere.patience_s))
+        """Take into account how a local or remote rank has ended."""
+        reported = [*self.messages, *self.malformed]
+        if len(reported) + len(self._dead(reported)) >= len(self._seats):
+            self._all_accounted_for.set()
+        self._deadline.cut_to(min(self._patience(), self._remote.patience_s))
 
     def last_seen(self) -> tuple[list[LastSeen], float]:
-        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
+        """Return the ranks' flight records, and the seconds left until the deadline if no rank makes progress."""
         seen = list(map(read_flight, self._flights))
         return seen, self._deadline.given(seen) - trio.current_time()
 
@@ -102,7 +101,7 @@ class Answers:
         except (EOFError, OSError):
             self._unexplained_until = trio.current_time() + LOST_S
         except MessageError as error:
-            self.strange[rank] = not_an_answer(self._seats[rank], error)
+            self.malformed[rank] = malformed_message(self._seats[rank], error)
         else:
             self.messages[rank] = message
         del self._listening[channel]
@@ -110,33 +109,33 @@ class Answers:
 
     async def _follow_zygote(self) -> None:
         while not self._zygote.gone:
-            await self._zygote.reports()
+            await self._zygote.wait_for_report()
             self.changed()
 
     async def _expire(self) -> None:
         await self._deadline.passes(lambda at: max(at, self._unexplained_until) if self._one_hung_up() else at)
-        self._all_known.set()
+        self._all_accounted_for.set()
 
     def of_silent_ranks(self) -> dict[int, Observation]:
-        """Return, when the wait is over, observations of the ranks that sent nothing, and of what is no message."""
+        """Return, when the wait is over, an observation of each rank that sent no message, or a malformed one."""
         kind = "hung" if math.isinf(self._deadline.patience_s) else "abandoned"
-        heard = [*self.messages, *self.strange]
-        dead = self._dead(heard)
+        reported = [*self.messages, *self.malformed]
+        dead = self._dead(reported)
         observations = {seat.rank: describe(seat, fate) for seat, fate in dead.items()}
         living = {
             seat: pid
             for seat, pid in zip(self._seats, self._pids, strict=True)
-            if seat.rank not in heard and seat not in dead
+            if seat.rank not in reported and seat not in dead
         }
         half = {seat.rank for channel, seat in self._listening.items() if channel.half_a_message}
         deaf = {seat.rank for seat in living if seat not in self._listening.values()}
         examined = examine_living(self._zygote, living, kind, half, deaf) if living else {}
-        return self.strange | observations | examined
+        return self.malformed | observations | examined
 
-    def _dead(self, heard: Collection[int]) -> dict[Seat, Ending]:
+    def _dead(self, reported: Collection[int]) -> dict[Seat, Ending]:
         """Return the ranks that have died without an answer; a rank with an unread message is not among them."""
         unread = {seat.rank for channel, seat in self._listening.items() if channel.readable()}
-        silent = [seat for seat in self._seats if seat.rank not in heard and seat.rank not in unread]
+        silent = [seat for seat in self._seats if seat.rank not in reported and seat.rank not in unread]
         dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
         if self._zygote.gone:  # the zygote would have reported how they ended
             dead |= {seat: lost(self._zygote.end) for seat in silent if seat not in self._listening.values()}
@@ -144,20 +143,21 @@ class Answers:
 
     def _one_hung_up(self) -> bool:
         """Whether a rank has closed its connection without an answer, and nobody has reported its death yet."""
-        heard = [*self.messages, *self.strange]
-        known = {*heard, *(seat.rank for seat in (*self._dead(heard), *self._listening.values())), *self._doomed}
+        reported = [*self.messages, *self.malformed]
+        explained = {seat.rank for seat in (*self._dead(reported), *self._listening.values())}
+        known = explained.union(reported, self._expected_dead)
         return any(seat.rank not in known for seat in self._seats)
 
     def _patience(self) -> float:
         """Return how many seconds to wait for the remaining ranks, given how the others ended."""
-        heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
+        reported: Mapping[int, FromRank | Observation] = {**self.messages, **self.malformed}
         if self._zygote.gone:  # all its ranks are killed, too, and end as soon as each gets a processor
             return LOST_S
-        if any(seat.rank not in self._doomed for seat in self._dead(heard)):
+        if any(seat.rank not in self._expected_dead for seat in self._dead(reported)):
             return DEATH_GRACE_S
         if self._one_hung_up():
             return LOST_S
-        return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
+        return RAISE_GRACE_S if any(map(_failed, reported.values())) else math.inf
 
 
 #: Stands in the fate of a rank whose zygote ended.
@@ -175,8 +175,8 @@ def lost(how: str = "") -> Ending:
 def answer(channel: Channel, rank: int, number: int) -> FromRank | None:
     """Return the rank's message about job `number` (0: that it is ready), None if not all of it is here.
 
-    Raises as `Channel.arrived` does, also `MessageError` for an answer that was not asked for: the subject runs in the
-    rank's process and may write into its connection.
+    Raises as `Channel.arrived` does, also `MessageError` for an answer to another job: the subject runs in the rank's
+    process and may write into its connection.
     """
     message: FromRank | None = channel.arrived()
     match message:
@@ -189,8 +189,8 @@ def answer(channel: Channel, rank: int, number: int) -> FromRank | None:
     return message
 
 
-def not_an_answer(seat: Seat, error: MessageError) -> Observation:
-    """Return an observation of a rank that sent what no rank sends."""
+def malformed_message(seat: Seat, error: MessageError) -> Observation:
+    """Return an observation of a rank that sent a malformed message."""
     text = f"something in this rank's process wrote into its connection to the harness: {error}"
     raised = Raised(type(error).__name__, (type(error).__name__,), text)
     return replace(describe(seat, Ending("raised", detail=f"raised {raised}")), raised=raised)

@@ -1,9 +1,8 @@
 """The agent: runs in a process that torchrun, srun or mpirun has started, and runs one rank there.
 
-The agent is not the rank: it has a zygote and, for each pool of the controller's, a `Pool` of one rank, as the
-controller of a single machine has one of all. So it survives the rank and can report how the rank ended. What it hears
-of the other hosts while it waits, it hears from the controller, whose orders it carries out. When the controller is
-silent for too long, the agent raises an error that says what its rank was doing, and ends.
+The agent is not the rank: it has a zygote and, for each pool of the controller, a `Pool` of one rank. So it survives
+the rank and can report how the rank ended. The controller sends it orders and news of the other hosts. When the
+controller is silent for too long, the agent raises an error that says what its rank was doing, and ends.
 """
 
 import math
@@ -18,16 +17,16 @@ from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.waiting import loop
 from conformance.waiting.limits import JOIN_TIMEOUT_S, LOOK_S, LOST_S, TURN_S
-from conformance.workers.answers import Elsewhere
-from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Hurry, Ping, Reply, RunOrder
+from conformance.workers.answers import RemoteRanks
+from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Ping, Reply, RunOrder, Shorten
 from conformance.workers.attached_place import Place
 from conformance.workers.channel import Channel
 from conformance.workers.pool import Pool
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: What another host's rank does is known here so much later.
-_TOLD_S = 4 * TURN_S
+#: A report of another host's rank takes at most so long to arrive here.
+_REPORT_DELAY_S = 4 * TURN_S
 #: How many of a rank's collectives a beat carries; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
@@ -36,7 +35,7 @@ class Dismissed(Exception):  # noqa: N818 - how an agent ends, not an error
     """The controller has sent `Goodbye`, or is gone."""
 
 
-class Agent(Elsewhere):
+class Agent(RemoteRanks):
     """Serves a controller over `channel` with ranks forked on this host."""
 
     def __init__(
@@ -53,7 +52,7 @@ class Agent(Elsewhere):
         self._zygote = ZygoteProcess(None, preload, environment)
         self._zygote.await_ready()
         self._pools: dict[int, Pool] = {}
-        self._others_until = 0.0  # until when other agents wait for their ranks, as the controller has last said
+        self._remote_deadline = 0.0  # until when other agents wait for their ranks, by the last `Ping`
         self._beaten: LastSeen | None = None
         self._working: tuple[RunOrder, Pool] | None = None
         channel.send(Hello(place.index, place.host))
@@ -62,7 +61,7 @@ class Agent(Elsewhere):
         """Carry out the controller's orders until it sends `Goodbye`.
 
         Raises:
-            ConformanceError: the controller has sent nothing for `LOST_S` seconds, `JOIN_TIMEOUT_S` at the beginning.
+            ConformanceError: the controller was silent for `LOST_S` seconds, or `JOIN_TIMEOUT_S` before its first word.
 
         """
         try:
@@ -96,23 +95,23 @@ class Agent(Elsewhere):
                     case Goodbye():
                         raise Dismissed
                     case Ping(left_s):
-                        self._others_until = trio.current_time() + left_s
-                    case Hurry(number, patience_s):
+                        self._remote_deadline = trio.current_time() + left_s
+                    case Shorten(number, patience_s):
                         if self._working and self._working[0].number == number:
                             self.patience_s = min(self.patience_s, patience_s)
-                            self._working[1].hurry()
+                            self._working[1].shorten_deadline()
                     case _:
                         orders.send_nowait(message)
 
     def until(self, own: float) -> float:
-        """Return until when this host waits for its rank: as long as any rank of the order goes on."""
+        """Return the deadline of this host's rank: it lasts while any rank of the order makes progress."""
         alone = self._working is not None and self._working[0].seat.world_size == 1
-        return own if alone else max(own, self._others_until) + _TOLD_S
+        return own if alone else max(own, self._remote_deadline) + _REPORT_DELAY_S
 
     async def _carry_out(self, order: RunOrder) -> None:
         if order.pool not in self._pools:
             seat = change(order.seat, device_index=self._local_index)
-            self._pools[order.pool] = Pool(self._zygote, [seat], elsewhere=self)
+            self._pools[order.pool] = Pool(self._zygote, [seat], remote=self)
         pool = self._pools[order.pool]
         self._working, self.patience_s = (order, pool), math.inf
         async with trio.open_nursery() as nursery:
@@ -128,7 +127,7 @@ class Agent(Elsewhere):
         self._channel.send(Reply(order.number, observation, pool.reusable))
 
     async def _keep_beating(self, order: RunOrder, pool: Pool) -> None:
-        """Tell the controller what the rank does while it works: without an order nobody reads that."""
+        """Report to the controller what the rank does, as long as an order runs."""
         while True:
             await trio.sleep(LOOK_S)
             self._channel.send(self._beat(order, pool))

@@ -1,7 +1,7 @@
 """The controller of `--attach`: runs scenarios through one agent per process, on this host and others.
 
-It has the interface of the controller of a single machine. But it cannot examine a rank itself: the rank's agent
-reports on it, and of a host that is cut off the controller knows only the last report.
+It has the interface of the controller of a single machine. But it cannot examine a rank itself: it has only the
+reports of the rank's agent, and of a host that is cut off the last one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.waiting import loop, machine_time
 from conformance.waiting.limits import DEATH_GRACE_S, JOIN_TIMEOUT_S, LOST_S, MARGIN_S, RAISE_GRACE_S, TURN_S
-from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Hurry, Ping, Reply, RunOrder, ToAgent
+from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Ping, Reply, RunOrder, Shorten, ToAgent
 from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.deadline import MOST_DEADLINES
 from conformance.workers.messages import Seat
@@ -34,7 +34,7 @@ from conformance.workers.pool import nothing_left_behind, time_to_start
 #: The controller gives up an agent whose answer is due and that has sent nothing for so long. It sends nothing while it
 #: makes its rank, and while that writes a stack.
 _SILENCE_S = LOST_S / 2
-#: How long an agent may take to read what the controller sends; the others hear nothing meanwhile.
+#: How long an agent may take to read a message of the controller, which sends nothing to the others meanwhile.
 _SEND_TIMEOUT_S = LOST_S / 5
 _NOTHING_SEEN = LastSeen("", -1, 0, 0, ())
 
@@ -46,7 +46,7 @@ class Reached:
     index: int
     host: str
     channel: Channel
-    heard_at: float
+    last_message_at: float
     lost: str = ""
     choked: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,9 +56,9 @@ class Reached:
 
     def begin(self, rank: int) -> None:
         """Note that an order is given; one who has none says nothing."""
-        self.rank, self.until, self.seen, self.heard_at = rank, -math.inf, _NOTHING_SEEN, machine_time.now()
+        self.rank, self.until, self.seen, self.last_message_at = rank, -math.inf, _NOTHING_SEEN, machine_time.now()
 
-    def tell(self, message: ToAgent) -> None:
+    def send(self, message: ToAgent) -> None:
         """Send `message`; ignores errors, because `_Order` notices an agent that is gone.
 
         One that has not read an earlier message to its end gets no other.
@@ -114,24 +114,24 @@ class _Order:
             return
         if message is None:  # half of one
             return
-        agent.heard_at = trio.current_time()
+        agent.last_message_at = trio.current_time()
         if isinstance(message, Beat) and message.number == self.number:
-            agent.until = agent.heard_at + min(self.patience_s, message.left_s)
+            agent.until = agent.last_message_at + min(self.patience_s, message.left_s)
             agent.seen = message.last_seen or agent.seen
         elif isinstance(message, Reply) and message.number == self.number:
-            if message.observation.fate.kind == "returned":  # the others may just have heard from it
-                agent.until = agent.heard_at + self.scenario.deadline_s
+            if message.observation.fate.kind == "returned":  # other ranks may just have received something from it
+                agent.until = agent.last_message_at + self.scenario.deadline_s
             self.observations[agent.rank] = replace(message.observation, rank=agent.rank)
             self.ready.append(message.ready)
-            hurry_s = _patience_s(message.observation)
-            if hurry_s is not None and agent.rank not in self.scenario.doomed:
+            patience_s = _patience_s(message.observation)
+            if patience_s is not None and agent.rank not in self.scenario.expected_dead:
                 for other in self.chosen:
                     if other.rank not in self.observations:
-                        other.tell(Hurry(self.number, hurry_s))
+                        other.send(Shorten(self.number, patience_s))
 
     def give_up_silent(self, agent: Reached) -> None:
         """Give up an agent whose answer is due and that has sent nothing for long, or nothing that counts."""
-        silent_s = trio.current_time() - agent.heard_at
+        silent_s = trio.current_time() - agent.last_message_at
         where = agent.seen.phase or "an unknown phase"
         if silent_s >= _SILENCE_S:
             detail = f"unheard of for {silent_s:.0f} s, last seen in {where}"
@@ -142,7 +142,7 @@ class _Order:
 
     def _give_up(self, agent: Reached, lost: str, fate: Ending) -> None:
         agent.lost = lost
-        self.observations[agent.rank] = _last_heard(agent, fate)
+        self.observations[agent.rank] = _observation_of_lost(agent, fate)
 
 
 class AttachedController:
@@ -208,7 +208,7 @@ class AttachedController:
             for rank, agent in enumerate(chosen):
                 backend = self._backend.source or self._backend.name
                 seat = Seat(rank, scenario.world_size, backend, scenario.recorded, meeting, apart=scenario.apart)
-                agent.tell(RunOrder(order.number, pool, seat, scenario.to_json(), subject))
+                agent.send(RunOrder(order.number, pool, seat, scenario.to_json(), subject))
             async with trio.open_nursery() as nursery:
                 for rank, agent in enumerate(chosen):
                     agent.begin(rank)
@@ -242,7 +242,7 @@ class AttachedController:
         self._closed.set()
         self._pinging.join()
         for agent in self._agents:
-            agent.tell(Goodbye())
+            agent.send(Goodbye())
             agent.channel.close()
 
     def __enter__(self) -> AttachedController:
@@ -253,7 +253,7 @@ class AttachedController:
 
     def _forget(self, agents: Sequence[Reached], pool: int) -> None:
         for agent in agents:
-            agent.tell(Forget(pool))
+            agent.send(Forget(pool))
 
     def _spread(self, world_size: int) -> list[Reached]:
         """Return agents at equal distances in the list, so that even two ranks run on two hosts."""
@@ -268,7 +268,7 @@ class AttachedController:
     async def _follow(self, agent: Reached, order: _Order) -> None:
         """Wait until the agent has answered, or give it up."""
         while agent.rank not in order.observations:
-            with trio.move_on_at(min(order.end, max(order.due, agent.heard_at + _SILENCE_S))) as waiting:
+            with trio.move_on_at(min(order.end, max(order.due, agent.last_message_at + _SILENCE_S))) as waiting:
                 await trio.lowlevel.wait_readable(agent.channel)
             if waiting.cancelled_caught:
                 order.give_up_silent(agent)
@@ -281,7 +281,7 @@ class AttachedController:
             left_s = self._until - machine_time.now()
             for agent in self._agents:
                 if not agent.lost:
-                    agent.tell(Ping(left_s))
+                    agent.send(Ping(left_s))
 
 
 def _greeted(channels: Sequence[Channel]) -> list[Reached]:
@@ -318,7 +318,8 @@ def _listed(processes: Sequence[int]) -> str:
     return f"number {', '.join(map(str, processes))}"
 
 
-def _last_heard(agent: Reached, fate: Ending) -> Observation:
+def _observation_of_lost(agent: Reached, fate: Ending) -> Observation:
+    """Return an observation of a rank whose agent is lost, from the agent's last report."""
     seen = agent.seen
     return Observation(
         agent.rank,

@@ -12,7 +12,7 @@ from conformance.workers.messages import Seat
 
 
 class Challenge(Struct, frozen=True, tag=True):
-    """Controller to a connection that nobody has vouched for yet: prove that you know the secret, about `nonce`."""
+    """Controller to a new connection: prove with `nonce` that you have the secret."""
 
     nonce: bytes
 
@@ -51,7 +51,7 @@ class Forget(Struct, frozen=True, tag=True):
     pool: int
 
 
-class Hurry(Struct, frozen=True, tag=True):
+class Shorten(Struct, frozen=True, tag=True):
     """Controller to agent: another rank has failed in this order; wait for yours at most `patience_s` seconds."""
 
     number: int
@@ -90,5 +90,5 @@ class Reply(Struct, frozen=True, tag=True):
     ready: bool
 
 
-ToAgent = Challenge | Proof | RunOrder | Forget | Hurry | Ping | Goodbye
+ToAgent = Challenge | Proof | RunOrder | Forget | Shorten | Ping | Goodbye
 FromAgent = Proof | Hello | Beat | Reply

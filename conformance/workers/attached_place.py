@@ -99,7 +99,7 @@ def meet(place: Place) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What every process of a run knows and no stranger; `file` is where the processes of one host found it."""
+    """The secret that all processes of a run share; `file` is where the processes of one host found it."""
 
     text: bytes
     file: str = ""
@@ -163,7 +163,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 
 class Door:
-    """The controller's listening socket. Only who proves to know the secret comes in."""
+    """The controller's listening socket: admits only agents that prove that they have the secret."""
 
     def __init__(self, place: Place, store: Store, secret: bytes) -> None:
         """Listen on the first host's address, and publish the address in `store`."""
@@ -177,16 +177,16 @@ class Door:
         store.set(_KEY, json.dumps([self.address, port]))
 
     def admit(self, number: int) -> list[Channel]:
-        """Return the channels of `number` agents; close those of others.
+        """Return the channels of `number` agents that have proved the secret; close every other connection.
 
-        A stranger has `LOST_S` seconds and `_MOST_BYTES_UNPROVED` bytes, and holds nobody up meanwhile.
+        A connection has `LOST_S` seconds and `_MOST_BYTES_UNPROVED` bytes for its proof, and delays no other agent.
 
         Raises:
-            ConformanceError: an agent did not come in time.
+            ConformanceError: an agent did not connect within `START_TIMEOUT_S` seconds.
 
         """
         admitted: list[Channel] = []
-        asked: dict[Channel, tuple[bytes, float]] = {}
+        challenged: dict[Channel, tuple[bytes, float]] = {}
         end = machine_time.now() + START_TIMEOUT_S
         while len(admitted) < number:
             now = machine_time.now()
@@ -195,27 +195,27 @@ class Door:
                     f"{number - len(admitted)} of {number} processes did not join within {START_TIMEOUT_S:g} s, or"
                     f" have another {SECRET}"
                 )
-            for channel in [channel for channel, (_, deadline) in asked.items() if now >= deadline]:
-                del asked[channel]
+            for channel in [channel for channel, (_, deadline) in challenged.items() if now >= deadline]:
+                del challenged[channel]
                 channel.close()
-            ready = wait([self._socket, *asked], TURN_S)
+            ready = wait([self._socket, *challenged], TURN_S)
             if self._socket in ready:
                 accepted, _ = self._socket.accept()
                 channel, nonce = Channel(accepted, FromAgent, _MOST_BYTES_UNPROVED), secrets.token_bytes(32)
                 with contextlib.suppress(OSError):
                     channel.send(Challenge(nonce), 0.0)
-                asked[channel] = nonce, now + LOST_S
-            for channel in [channel for channel in asked if channel in ready]:
+                challenged[channel] = nonce, now + LOST_S
+            for channel in [channel for channel in challenged if channel in ready]:
                 try:
                     if (proof := channel.arrived()) is None:
                         continue
-                    self._check(channel, proof, asked.pop(channel)[0])
+                    self._check(channel, proof, challenged.pop(channel)[0])
                 except (EOFError, OSError, MessageError):
-                    asked.pop(channel, None)
+                    challenged.pop(channel, None)
                     channel.close()
                 else:
                     admitted.append(channel)
-        for channel in asked:
+        for channel in challenged:
             channel.close()
         return admitted
 

@@ -163,7 +163,7 @@ class Controller:
         kept = {target, NO_DDP.target, *others[-1:]}
         self._forget(lambda key: key[0] not in kept)
 
-    def _forget_those_that_nobody_needs(self) -> None:
+    def _close_unneeded_pools(self) -> None:
         recent = {key for key, turn in self._last_turn.items() if self._num_turns - turn <= _MOST_TURNS_IDLE}
         self._forget(lambda key: key not in recent)
         for kind in self._ahead.keys() - {kind for _, kind in recent}:
@@ -178,7 +178,7 @@ class Controller:
         self._zygote.update()
         self._num_turns += 1
         self._last_turn[key] = self._num_turns
-        self._forget_those_that_nobody_needs()
+        self._close_unneeded_pools()
         idle = self._idle.pop(key, [])
         usable = [one for one in idle if one.reusable]
         pool = usable.pop() if usable and not fresh else None

@@ -1,9 +1,7 @@
-"""A rank in an interpreter of its own, as a user's script is one: it sums, and exits while its group is still there.
+"""A rank in its own interpreter, as in a user's script: it sums, and exits while its process group still exists.
 
-Before that it may have destroyed all its groups and begun anew, several times.
-
-Run as a module, this is that process. The pool's ranks end without Python's last steps, and would not show what a
-backend does in them.
+Before that it may have made and destroyed all its groups several times (`lives`). A pool's ranks skip the interpreter's
+finalisation, so they would not show how a backend behaves in it. Run as a module, this file is the rank's process.
 """
 
 import gc
@@ -23,17 +21,15 @@ from conformance.workers.interpreter import search_path
 def command(backend: str, rank: int, world_size: int, device: torch.device, folder: Path, lives: int = 0) -> list[str]:
     """Return the command of that process; the ranks meet in `folder`, where `exits<rank>` tells that all have summed.
 
-    So many `lives` it has before; then each ends with `destroy_process_group`, and so does the last one. Before them it
-    has one alone.
-
-    It finds modules where this process does.
+    Each of `lives` earlier lives ends with `destroy_process_group`; if there are any, so does the last one, and a group
+    of one rank precedes them all. The process finds modules where this one does.
     """
     arguments = [backend, str(rank), str(world_size), str(device), str(folder), str(lives)]
     return ["env", f"PYTHONPATH={search_path()}", sys.executable, "-P", "-m", __name__, *arguments]
 
 
 def _live_alone(backend: str, device: str) -> None:
-    """Be a group of one that meets at a port, destroy it, and see that its store is gone with it."""
+    """Make a group of one rank over a TCP store, and destroy it; raises `RuntimeError` if the store still listens."""
     store = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     port = store.port
     init_process_group(get_backend(backend), None, store=store, rank=0, world_size=1)
@@ -41,8 +37,8 @@ def _live_alone(backend: str, device: str) -> None:
     dist.destroy_process_group()
     del store
     gc.collect()
-    with socket.socket() as asked:
-        if asked.connect_ex(("127.0.0.1", port)) == 0:
+    with socket.socket() as client:
+        if client.connect_ex(("127.0.0.1", port)) == 0:
             raise RuntimeError("a group that was destroyed keeps its store: the port still listens")
 
 

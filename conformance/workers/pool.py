@@ -17,7 +17,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.surroundings.processes import is_stopped
 from conformance.waiting.limits import CONNECT_TIMEOUT_S, START_TIMEOUT_S
-from conformance.workers.answers import NOBODY, Answers, Elsewhere
+from conformance.workers.answers import NO_REMOTE_RANKS, Answers, RemoteRanks
 from conformance.workers.autopsy import describe, tail
 from conformance.workers.messages import NOTHING, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
@@ -26,7 +26,7 @@ from conformance.workers.zygote_process import ZygoteProcess
 class Pool:
     """Ranks with a connected default group; scenarios reuse them until one leaves them in doubt.
 
-    They are all ranks of their world, or those of this host, which may wait for others that are `elsewhere`.
+    They are all ranks of their world, or the ranks of one host, which may wait for `remote` ranks.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Pool:
         zygote: ZygoteProcess,
         seats: Iterable[Seat],
         start_timeout_s: float = CONNECT_TIMEOUT_S,
-        elsewhere: Elsewhere = NOBODY,
+        remote: RemoteRanks = NO_REMOTE_RANKS,
     ) -> None:
         """Fork the ranks; `connect` waits until they make no progress for `time_to_start`. Raises `ZygoteGoneError`."""
         self._zygote = zygote
-        self._elsewhere = elsewhere
+        self._remote = remote
         number, self._directory = zygote.new_pool()
         seats = tuple(change(seat, pool=number, directory=str(self._directory)) for seat in seats)
         self._seats = {seat.rank: seat for seat in seats}
@@ -88,7 +88,7 @@ class Pool:
         for channel in self._channels:
             with contextlib.suppress(OSError):  # the rank has just died; `Answers` finds out how
                 channel.send(job)
-        self._expect_answers(scenario.deadline_s, scenario.doomed)
+        self._expect_answers(scenario.deadline_s, scenario.expected_dead)
 
     async def finish(self) -> dict[int, Observation]:
         """Wait for the scenario that `begin` has started and return an observation for every rank."""
@@ -108,8 +108,8 @@ class Pool:
         """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
         return present(self._answers).last_seen()
 
-    def hurry(self) -> None:
-        """Take into account that a rank elsewhere has failed."""
+    def shorten_deadline(self) -> None:
+        """Take into account that a remote rank has failed."""
         if self._answers is not None:
             self._answers.changed()
 
@@ -140,7 +140,7 @@ class Pool:
             channel.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _expect_answers(self, deadline_s: float, doomed: frozenset[int] = frozenset()) -> Answers:
+    def _expect_answers(self, deadline_s: float, expected_dead: frozenset[int] = frozenset()) -> Answers:
         answers = Answers(
             self._zygote,
             tuple(self._seats.values()),
@@ -148,8 +148,8 @@ class Pool:
             self._channels,
             number=self._number,
             deadline_s=deadline_s,
-            doomed=doomed,
-            elsewhere=self._elsewhere,
+            expected_dead=expected_dead,
+            remote=self._remote,
         )
         self._answers = answers
         return answers

@@ -83,7 +83,7 @@ class ZygoteProcess:
         `environment` overrides the usual environment variables of ranks.
         """
         try:
-            _remove_those_of_the_dead(Path(work_dir or tempfile.gettempdir()))
+            _remove_orphaned_directories(Path(work_dir or tempfile.gettempdir()))
             directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=work_dir))
             lock = _locked(directory / _OWNER)
         except OSError as error:
@@ -199,8 +199,8 @@ class ZygoteProcess:
         """Whether a signal has stopped the zygote, which then neither forks nor reports deaths."""
         return not self.gone and is_stopped(self._process.pid)
 
-    async def reports(self) -> None:
-        """Wait until the zygote has reported something, or has ended."""
+    async def wait_for_report(self) -> None:
+        """Wait until the zygote has reported something, or has ended. Several tasks may wait; one of them reads."""
         if self._reading is not None:
             await self._awaiting.park()
             return
@@ -253,7 +253,7 @@ class ZygoteProcess:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
         with trio.move_on_after(START_TIMEOUT_S) as waiting:
             while self._num_imports_pending and not self._failure and not self.gone:
-                await self.reports()
+                await self.wait_for_report()
         if waiting.cancelled_caught:
             stopped = ": a signal has stopped it" if self.is_stopped else ""
             self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
@@ -320,7 +320,7 @@ def _locked(path: Path) -> IO[bytes]:
     return file
 
 
-def _remove_those_of_the_dead(parent: Path) -> None:
+def _remove_orphaned_directories(parent: Path) -> None:
     """Remove private directories of controllers that were killed, and end what their ranks have left."""
     for output in parent.glob(f"{_PREFIX}*/{_OUTPUT}"):  # it comes after the lock
         if (owner := output.with_name(_OWNER)).exists():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from conformance.programs.operations.calls import Issued, wait_for_device
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: The delay of a late wait.
 _LATE_S = 0.005
@@ -41,7 +41,7 @@ class Patience:
 
     def until(self, due: Callable[[], bool]) -> bool:
         """Whether `due` becomes true in time."""
-        return any(due() for _ in own_seconds(self._seconds.get(self.way, _PATIENCE_S), pause_s=_PAUSE_S))
+        return any(due() for _ in process_seconds(self._seconds.get(self.way, _PATIENCE_S), pause_s=_PAUSE_S))
 
     def comes_late(self, due: Callable[[], bool]) -> bool:
         """Whether `due` is true a little later; False without a wait after a few failures."""

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _world
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.rank_context import RankContext
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: Threads of a destroyed group have so long to end, where the machine lets the process have that time.
 _PATIENCE_S = 0.5
@@ -72,7 +72,7 @@ def end(ctx: RankContext) -> Mapping[str, Trial]:
         held = [destroyed()]  # what the process keeps once, such as a pool that groups share, is there now
         before = set(threading.enumerate())
         held.append(destroyed())
-        for _ in own_seconds(_PATIENCE_S, pause_s=0.01):
+        for _ in process_seconds(_PATIENCE_S, pause_s=0.01):
             names = [thread.name for thread in threading.enumerate() if thread not in before]
             if not names:
                 return ""

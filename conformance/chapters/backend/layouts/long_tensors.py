@@ -15,7 +15,7 @@ from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import SUMMED, Block, Blocks, Place
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: A prime, so that no part of a tensor looks like another that begins at a power of two.
 _PERIOD = 1009
@@ -62,7 +62,7 @@ def _asks_nothing(work: Any) -> bool:
 
 def _says_done(work: Any) -> bool:
     """Whether the Work comes to say that it is done, which others judge."""
-    return any(work.is_completed() for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S))
+    return any(work.is_completed() for _ in process_seconds(_PATIENCE_S, pause_s=_PAUSE_S))
 
 
 def _has_future_done(work: Any) -> bool:
@@ -71,7 +71,7 @@ def _has_future_done(work: Any) -> bool:
         future = work.get_future()
     except RuntimeError:
         return False
-    if is_done := any(future.done() for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S)):
+    if is_done := any(future.done() for _ in process_seconds(_PATIENCE_S, pause_s=_PAUSE_S)):
         future.wait()  # on a device it orders the stream that is going to read
     return is_done
 

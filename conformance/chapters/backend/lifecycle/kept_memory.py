@@ -17,7 +17,7 @@ from conformance.programs.operations.groups import Groups
 from conformance.programs.operations.judging import Truth
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: One block has 128 KiB: together they are far more than a process grows by without any reason.
 _NUMEL, _NUM_CALLS = 32_768, 100
@@ -87,7 +87,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
         barriers()
         most = _MOST_KEPT * len(references) // _NUM_CALLS
         alive = len(references)
-        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+        for _ in process_seconds(_PATIENCE_S, pause_s=0.05):
             gc.collect()
             alive = sum(one() is not None for one in references)
             if alive <= most:
@@ -102,7 +102,7 @@ def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
 
     def left() -> str:
         groups.destroy()
-        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+        for _ in process_seconds(_PATIENCE_S, pause_s=0.05):
             more = sum(handles().values()) - found["had"]
             if more <= _MOST_HANDLES:
                 return ""

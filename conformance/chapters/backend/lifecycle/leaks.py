@@ -16,7 +16,7 @@ from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: So many groups of each kind; those of all ranks come last.
 _NUM_GROUPS, _NUM_OPERATIONS = 6, 500
@@ -69,7 +69,7 @@ def leaks(ctx: RankContext) -> Mapping[str, Trial]:
         act()
         before = handles()
         act()
-        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+        for _ in process_seconds(_PATIENCE_S, pause_s=0.05):
             gc.collect()
             more = {name: number - before[name] for name, number in handles().items()}
             if max(more.values()) <= most:

@@ -23,7 +23,8 @@ def numel_of(ctx: RankContext) -> int:
 
 def message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int | None = None) -> Tensor:
     """Return what `source` sends to `target` as its message `number`."""
-    whole = torch.arange(numel_of(ctx) if numel is None else numel) % 50 + 1000 * source + 100 * target + 10_000 * number
+    numel = numel_of(ctx) if numel is None else numel
+    whole = torch.arange(numel) % 50 + 1000 * source + 100 * target + 10_000 * number
     return whole.float().to(ctx.device)
 
 

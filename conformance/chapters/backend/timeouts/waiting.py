@@ -16,7 +16,7 @@ from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: The timeout under test, and how much later it may come on a busy machine; and a timeout that is out of reach.
 TIMEOUT_S, _LATE_S, _LONG_S = 0.8, 4.0, 100.0
@@ -108,7 +108,7 @@ def nobody_comes(ctx: RankContext) -> Mapping[str, Trial]:
             asked = work.get_future()
         except RuntimeError:
             return ""  # that there is one is for others to ask
-        if not any(asked.done() for _ in own_seconds(_LATE_S, pause_s=0.01)):
+        if not any(asked.done() for _ in process_seconds(_LATE_S, pause_s=0.01)):
             return f"the future of a Work that failed was still not done after {_LATE_S:g} s"
         try:
             return f"the future of a Work that failed holds {asked.value()}, expected an error"

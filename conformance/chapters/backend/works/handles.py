@@ -19,7 +19,7 @@ from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
-from conformance.waiting.kept_waiting import own_seconds
+from conformance.waiting.kept_waiting import process_seconds
 
 #: The last rank waits so long for the others to ask; who has not asked by then is still in the call.
 _PATIENCE = timedelta(seconds=3)
@@ -204,7 +204,7 @@ def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
 
     def barrier() -> str:
         work: Any = dist.barrier(group=ctx.process_group, async_op=True)
-        for _ in own_seconds(_PATIENCE.total_seconds(), pause_s=0.01):
+        for _ in process_seconds(_PATIENCE.total_seconds(), pause_s=0.01):
             if work.is_completed():
                 break
         asked = work.is_completed()
@@ -263,7 +263,7 @@ def what_works_may_tell(ctx: RankContext) -> Mapping[str, Trial]:
         def ask() -> str:
             future = work.get_future_result()
             work.wait()
-            if not any(future.done() for _ in own_seconds(_PATIENCE.total_seconds(), pause_s=0.01)):
+            if not any(future.done() for _ in process_seconds(_PATIENCE.total_seconds(), pause_s=0.01)):
                 return "its future is not done, although the Work is"
             return unlike("it is", int(future.value()), int(torch._C._distributed_c10d.WorkResult.SUCCESS))  # type: ignore[attr-defined]
 
