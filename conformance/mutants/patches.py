@@ -35,7 +35,7 @@ from ddp_impl.module.mixed_precision import Casts, PrecisionCaster
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import expectations, reducer, reduction
 from ddp_impl.reducer.company import Order
-from ddp_impl.reducer.expectations import Every, Same, Some
+from ddp_impl.reducer.expectations import AllUsed, FindUnused, StaticGraph
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -59,8 +59,8 @@ _PLACES: dict[type, str] = {
 }
 #: Parts that act while they are made, or that are made anew, and the module that makes them.
 _MADE_IN: dict[type, ModuleType] = {
-    PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer, Order: reduction, Every: expectations,
-    Some: expectations, Same: expectations,
+    PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer, Order: reduction, AllUsed: expectations,
+    FindUnused: expectations, StaticGraph: expectations,
 }  # fmt: skip
 
 

@@ -136,7 +136,7 @@ class CopiedState(TorchSurface):
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None and buffers:
             self.reducer.check_finished()
-            with self.reducer.peers.awaiting("forward", "the buffer comm hook", of_others=False):
+            with self.reducer.peers.awaiting("forward", "the buffer comm hook", with_reports=False):
                 self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         tensors = memory("buffer", buffers)

@@ -213,9 +213,9 @@ class DistributedDataParallel(JoinedWrapper):
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
         self._copied: Construction = ()
-        self._in_company = True  # unless all ranks say that nobody has another one
+        self._may_share_backward = True  # unless no rank has another wrapper
         self._peers.publish_init_sync(init_sync)
-        self._knows_others = init_sync  # as far as they have said whether they compare
+        self._has_checked_init_sync = init_sync  # verify_replicas checks it
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
@@ -227,10 +227,11 @@ class DistributedDataParallel(JoinedWrapper):
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 agreed = verify_replicas(
-                    mine, self.process_group, self.device, in_company=company.wrapper_lives,
+                    mine, self.process_group, self.device, has_other_wrappers=company.wrapper_lives,
                     meanwhile=partial(self._peers.refuse_unlike, compares=True),
                 )  # fmt: skip
-                self._in_company, self._peers.company.run = agreed.in_company, self._peers.company.run or agreed.run
+                self._may_share_backward = agreed.has_other_wrappers
+                self._peers.company.run = self._peers.company.run or agreed.run
                 self.synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         if init_sync and init_sync_buffers:
@@ -296,8 +297,8 @@ class DistributedDataParallel(JoinedWrapper):
         if not self._lazy_init_ran:
             self._lazy_init()
         synchronise = self._synchronises
-        if synchronise and not self._knows_others:  # they may have waited for this rank since construction
-            self._knows_others = True
+        if synchronise and not self._has_checked_init_sync:  # they may have waited for this rank since construction
+            self._has_checked_init_sync = True
             self._peers.refuse_unlike(compares=False)
         if synchronise and self._watch.check(allow_removed=self.reducer.ranks_may_differ):
             self._has_buffers = bool(self.modules_buffers or self._buffer_layouts.parts)
@@ -432,12 +433,12 @@ class DistributedDataParallel(JoinedWrapper):
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
         self._peers = Peers(self.process_group, copy_of=copy_of)
-        self._knows_others = True  # as far as a copy asks them
+        self._has_checked_init_sync = True  # a copy compares nothing
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
         self.require_backward_grad_sync = True
-        self._in_company = True
+        self._may_share_backward = True
         # Ranks may have frozen different parameters since, or given them other data, and copies compare nothing.
         averaged = state.get("_averaged", {})
         self.attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
@@ -454,7 +455,7 @@ class DistributedDataParallel(JoinedWrapper):
             parameter.requires_grad_(True)
         self.reducer = Reducer(
             members, self.process_group, self.device, self._options, self._peers,
-            may_share_backward=self._in_company, copied=self._copied,
+            may_share_backward=self._may_share_backward, copied=self._copied,
         )  # fmt: skip
         self.reducer.before_backward = self._watch.check_hidden
         for parameter in frozen:
@@ -520,24 +521,24 @@ class InGraphBackwards:
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, self._is_plain = number, False
-            comes = brought_by_backward(self._reducer.reduction.graph.nodes)
-            if self.accumulates(comes):
-                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(comes)
+            reached = brought_by_backward(self._reducer.reduction.graph.nodes)
+            if self.accumulates(reached):
+                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(reached)
                 self._num_forwards = 0
                 if not self._is_plain:
                     self._reducer.output_reached()
         averages.take_effect(self._is_plain)
 
-    def accumulates(self, comes: Sequence[bool]) -> bool:
+    def accumulates(self, reached: Sequence[bool]) -> bool:
         """Whether this backward accumulates gradients; compiled autograd has no engine to ask."""
-        return any(comes) or in_compiled_backward()
+        return any(reached) or in_compiled_backward()
 
-    def nothing_else_accumulates(self, comes: Sequence[bool]) -> bool:
-        """Whether a graph computes all that this backward accumulates; `comes`: to which parameters it comes."""
+    def nothing_else_accumulates(self, reached: Sequence[bool]) -> bool:
+        """Whether a graph computes all that this backward accumulates; `reached`: the parameters that it reaches."""
         reducer = self._reducer
         return (
             reducer.reduction.iteration.progress is Progress.IDLE
-            and (all(comes) or in_compiled_backward())
+            and (all(reached) or in_compiled_backward())
             and all(
                 member.parameter.grad is None
                 and num_post_accumulate_hooks(member.parameter) == 1  # the reducer's

@@ -68,7 +68,7 @@ class AutogradHooks:
         self._have_others_look()
 
     def _have_others_look(self) -> None:
-        """Let all reducers that listen to one of the parameters look for what they share when it is asked for."""
+        """Have all reducers that listen to one of the parameters search for shared parameters anew."""
         for hook in chain.from_iterable(list(table.values()) for table in self._tables if len(table) > 1):
             if (hooks := _hooks_behind(hook)) is not None:
                 hooks._shared = None
@@ -94,7 +94,7 @@ class AutogradHooks:
         return self._shared
 
     def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return those of the parameters' nodes that a backward of another wrapper alone does not come to."""
+        """Return the nodes of the parameters to which no other reducer listens."""
         shared = self.shared()
         return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
 
@@ -154,8 +154,8 @@ class AutogradHooks:
                 pending[bucket] = left
                 if not left:
                     listener().bucket_is_full(bucket)
-            elif (heard := listener()) is not None:
-                heard.take_gradient(index)
+            elif (reducer := listener()) is not None:
+                reducer.take_gradient(index)
 
         return keep_out_of_graphs(gradient_arrived)
 
@@ -202,7 +202,7 @@ def _follows_user(table: dict[int, Any], own: int) -> bool:
 
 
 class GraphSearch:
-    """Asks about the nodes that accumulate into the parameters; it keeps them alive, so that they stay the same."""
+    """Searches graphs for the nodes that accumulate into the parameters, which it keeps alive."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         with torch.enable_grad():
@@ -227,7 +227,7 @@ class GraphSearch:
                     stack.append(following)
         return False
 
-    def coming(self) -> list[bool]:
-        """Return for each parameter whether the backward that runs now is certain to bring it a gradient."""
+    def certain_to_arrive(self) -> list[bool]:
+        """Return for each parameter whether the running backward is certain to bring it a gradient."""
         with shown_to_profilers("torch.distributed.ddp.reducer::search_unused_parameters"):
             return brought_by_backward(self.nodes)

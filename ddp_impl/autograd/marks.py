@@ -110,14 +110,14 @@ class Anchor:
 
         def gradient_arrived(leaf: Tensor) -> None:
             leaf.grad = None
-            if (heard := weak()) is not None:
-                heard.anchor_reached()
+            if (reducer := weak()) is not None:
+                reducer.anchor_reached()
 
         hook = one_at_a_time(gradient_arrived) if has_threads else gradient_arrived
         self._handle = self._leaf.register_post_accumulate_grad_hook(hook)
 
-    def is_coming(self) -> bool:
-        """Whether the backward that runs now comes from an output that is tied to it."""
+    def will_be_reached(self) -> bool:
+        """Whether the running backward will reach the anchor from an output that is tied to it."""
         return any(brought_by_backward([self._node]))
 
     def let_go(self) -> None:

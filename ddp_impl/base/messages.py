@@ -1,4 +1,4 @@
-"""The reducer's error messages for gradients that come twice, late or never: rank, parameters, what to do.
+"""The reducer's error messages for gradients that arrive twice, late or never: rank, parameters, remedy.
 
 Users and libraries search for some phrases of torch's messages; ours contain these where they report the same error.
 """
@@ -14,7 +14,7 @@ _MAX_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Why a rank raised in a step. `waited`: others are the cause. `unfinished`: gradients had come."""
+    """Why a rank raised in a step. `waited`: others are the cause. `unfinished`: gradients had arrived."""
 
     rank: int
     step: int
@@ -133,7 +133,7 @@ def found_nothing_unused(rank: int) -> str:
 
 
 def order(names: Sequence[str]) -> str:
-    """Return what ranks wait for when they tell each other in which order the gradients of these parameters came."""
+    """Return how messages call the exchange of the order of gradients."""
     return f"rank 0's order of the gradients of {enumerate_names(names)}, and whether all ranks have one"
 
 
@@ -239,7 +239,7 @@ def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
     )
 
 
-#: What a rank tells the others that raises because they do.
+#: The report of a rank that raises because another rank does.
 FOLLOWS = "raised because another rank did"
 
 
@@ -270,7 +270,7 @@ def others_refused_before(rank: int) -> str:
 
 
 def raised(error: BaseException | None, traceback: TracebackType | None, phase: str, step: int) -> str:
-    """Return what a rank that raised tells the others: the exception, and where, as far as they are known."""
+    """Return the report of a rank that raised: the exception, and where, as far as they are known."""
     name = "an exception" if error is None else type(error).__name__
     text = f": {error}" if error is not None and str(error) else ""
     return f"raised {name} in {phase} of step {step}{_place(traceback)}{text}"
@@ -285,17 +285,17 @@ def _place(traceback: TracebackType | None) -> str:
     return f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
 
 
-#: What a rank publishes whose last backward brought every gradient by a way past what forward returned.
+#: The report of a rank whose last backward brought every gradient past the outputs of forward.
 PASSED_BY = "its last backward reached no tensor that forward returned"
 
 
 def lacks(names: Sequence[str], step: int) -> str:
-    """Return what a rank that misses gradients tells the others."""
+    """Return the report of a rank that misses gradients."""
     return f"got no gradient in the backward of step {step} for: {enumerate_names(names)}"
 
 
 def waited(error: BaseException, what: str, phase: str, step: int) -> str:
-    """Return what a rank whose wait failed tells the others."""
+    """Return the report of a rank whose wait failed."""
     return f"waited in vain for {what} in {phase} of step {step}: {type(error).__name__}: {error}"
 
 
@@ -322,7 +322,7 @@ def waits_long(rank: int, what: str, phase: str, step: int, seconds: float) -> s
 
 
 def others_wait(rank: int, waiting: Mapping[int, str], silent: Sequence[int]) -> str:
-    """Return what is logged of the other ranks then: for what they wait, or that they do not say."""
+    """Return the log's line about the other ranks: what each waits for, and which are `silent`."""
     told = [f"rank {other} waits for {where}" for other, where in waiting.items()]
     if silent:
         names = ", ".join(map(str, silent))
@@ -357,7 +357,7 @@ def broke_off_here(rank: int) -> str:
 
 
 def lost_by_another(why: str) -> str:
-    """Return the message for a wrapper that shares its group with one of which `why` tells."""
+    """Return the message for a wrapper that shares its group with one that failed; `why`: its error."""
     return (
         f"Another DistributedDataParallel of this process group cannot go on, and ranks may be out of step in it: {why}"
     )

@@ -1,8 +1,8 @@
-"""Which gradients an iteration awaits, which of them have come, how often and in which order; no torch in it.
+"""Which gradients an iteration awaits, which of them arrived, how often and in which order; no torch in it.
 
-One array, `due`, holds the truth: how many gradients a parameter still has to bring. A parameter is settled when its
-entry becomes zero, and only then does its bucket count down, so none is counted twice. The hook of a parameter, the
-reducer's hot path, settles by itself where an entry is 1 (`hooks`), and reports everything else. Entries are negative
+One array, `due`, holds the truth: how many gradients a parameter still has to bring. When an entry
+becomes zero, the parameter is done and its bucket counts down, so none is counted twice. The hook of a parameter, the
+reducer's hot path, does that itself where an entry is 1 (`hooks`), and reports everything else. Entries are negative
 as long as the reducer wants every gradient reported: until the first of a backward, and in an iteration to learn from.
 """
 
@@ -17,7 +17,7 @@ class Arrivals:
 
     `due[i]`: how many gradients parameter i still has to bring, negated while the hook must report them.
     `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b are due. `order`: parameters
-    as their first gradients came, in the last iteration that was learnt from; `ready_ns`: when, in the backward.
+    in the order of their first gradients, in the last iteration to learn from; `ready_ns`: when, in the backward.
     `learnt[i]`: how many gradients i brings in every iteration of a static graph. `num_to_learn_from`: iterations left
     until buckets can be planned; `learns`: this is one, and reports every gradient.
     """
@@ -31,8 +31,8 @@ class Arrivals:
         self.learnt: tuple[int, ...] | None = None
         self.num_to_learn_from = 0
         self.learns = False
-        self._times_come: Final = [0] * num_parameters  # in an iteration that is learnt from
-        self._num_come = 0
+        self._times_arrived: Final = [0] * num_parameters  # in an iteration that is learnt from
+        self._num_arrived = 0
         self._may_repeat = False
         self._due_when_armed: Final = [0] * num_parameters
         self._pending_when_armed: Final[list[int]] = []
@@ -59,8 +59,8 @@ class Arrivals:
         self.due[:] = self._due_when_armed
         self.pending[:] = self._pending_when_armed
         if self.learns:
-            self._times_come[:] = [0] * len(self.due)
-            self._num_come = 0
+            self._times_arrived[:] = [0] * len(self.due)
+            self._num_arrived = 0
 
     def take(self, index: int, ready_ns: int = 0) -> bool:
         """Count a gradient reported `ready_ns` after the backward began; return whether its bucket is full now."""
@@ -89,9 +89,9 @@ class Arrivals:
         return sorted(full)
 
     def conclude(self) -> list[int]:
-        """Await nothing any more; return the parameters of which nothing came. A static graph has learnt now."""
+        """Await nothing any more; return the parameters without a gradient. A static graph learns its counts here."""
         if self._may_repeat and self.learns:
-            self.learnt, self.learns = tuple(self._times_come), False
+            self.learnt, self.learns = tuple(self._times_arrived), False
             self._plan_iterations()
             absent = [index for index, times in enumerate(self.learnt) if times == 0]
         else:
@@ -112,14 +112,14 @@ class Arrivals:
             self.learns = self.num_to_learn_from > 0 and self.learnt is None
 
     def disarm(self) -> None:
-        """Expect nothing: gradients that come are local."""
+        """Expect nothing: gradients that arrive are local."""
         self.due[:] = [0] * len(self.due)
         self.pending[:] = [0] * len(self.pending)
 
     @property
     def missing(self) -> list[int]:
         """The parameters that have brought no gradient, or fewer than a static graph has learnt."""
-        arrived = self._times_come if self.learns else [0] * len(self.due)
+        arrived = self._times_arrived if self.learns else [0] * len(self.due)
         return [index for index, left in enumerate(self.due) if left and not arrived[index]]
 
     def arrived_in_part(self, index: int) -> bool:
@@ -141,14 +141,14 @@ class Arrivals:
         return self.pending[bucket] == 0
 
     def _remember(self, index: int, ready_ns: int) -> None:
-        if self._num_come == 0:
+        if self._num_arrived == 0:
             self.order.clear()
             self.ready_ns.clear()
-        self._num_come += 1
-        if not self._times_come[index]:
+        self._num_arrived += 1
+        if not self._times_arrived[index]:
             self.order.append(index)
             self.ready_ns.append(ready_ns)
-        self._times_come[index] += 1
+        self._times_arrived[index] += 1
 
     def _plan_iterations(self) -> None:
         self._due_when_armed[:] = [-times for times in self.learnt or [1] * len(self.due)]

@@ -82,9 +82,9 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What ranks learn while they compare: whether any has other wrappers besides, and a name that no other run has."""
+    """The result of a comparison of replicas: whether any rank has other wrappers, and a unique name of the run."""
 
-    in_company: bool
+    has_other_wrappers: bool
     run: str
 
 
@@ -130,15 +130,15 @@ def verify_replicas(
     group: dist.ProcessGroup,
     device: torch.device,
     *,
-    in_company: bool,
+    has_other_wrappers: bool,
     meanwhile: Callable[[], None] | None = None,
 ) -> Agreed:
     """Check that the replicas of all ranks are equal, in one small collective if they are; all ranks must call it.
 
-    `in_company`: this rank has other wrappers. `meanwhile`: see `collectives.stack_ranks`. Raises
+    `has_other_wrappers`: this rank has other wrappers. `meanwhile`: see `collectives.stack_ranks`. Raises
     `ReplicaMismatchError` on every rank, naming the first difference (pytorch/pytorch#73547).
     """
-    besides = secrets.token_bytes(_RUN_BYTES) + bytes([in_company])
+    besides = secrets.token_bytes(_RUN_BYTES) + bytes([has_other_wrappers])
     told = collectives.gather_bytes(b"".join(mine.digest) + besides, group, device, meanwhile)
     places = range(0, len(told[0]) - len(besides), _HASH_BYTES)
     digests = [[data[place : place + _HASH_BYTES] for place in places] for data in told]

@@ -61,7 +61,7 @@ class Participant(Protocol):
     def is_reached(self) -> bool: ...
     def begins_with_others(self, repeated: int | None) -> bool: ...
     def has_more_to_send(self) -> bool: ...
-    def send_what_waits(self) -> None: ...
+    def send_held_back(self) -> None: ...
     def backward_begins(self) -> None: ...
     def backward_ends(self) -> None: ...
     def all_have_sent(self) -> None: ...
@@ -99,7 +99,7 @@ class Company:
         return [one for ref in list(self._living.values()) if (one := ref()) is not None]
 
     def mark_shared(self, participant: Participant) -> None:
-        """Have all that live share backwards if `participant` does; called where all ranks know, as of a forward."""
+        """Let every living wrapper share backwards if `participant` does; ranks must call it at the same place."""
         if participant.may_share_backward and len(self._living) > 1:
             for other in self.all_living():
                 other.may_share_backward = True
@@ -151,10 +151,10 @@ def may_send(participant: Participant) -> bool:
 
 
 def has_sent(participant: Participant) -> None:
-    """Have the others send what waited for `participant`, which has sent all that it is certain to send."""
+    """Have the others send the buckets that waited for `participant`, whose certain buckets have all left."""
     waiting = [one for one in _rivals(participant) if one.construction < participant.construction]
     for one in sorted(waiting, key=_construction, reverse=True):
-        one.send_what_waits()
+        one.send_held_back()
 
 
 def _rivals(participant: Participant) -> list[Participant]:
@@ -165,8 +165,8 @@ def _rivals(participant: Participant) -> list[Participant]:
 
 
 @torch.no_grad()
-def end_alone(participant: Participant) -> None:
-    """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
+def end_compiled_backward(participant: Participant) -> None:
+    """End the part of `participant` in a backward that compiled autograd runs; only errors raised here are reported."""
     for step in _STEPS:
         step(participant)
 

@@ -1,26 +1,27 @@
 """What a reducer expects of a backward, by the option that its user chose: four classes, of which one is in use.
 
-An expectation decides which buckets may leave within the backward, what counts as unused, and what ranks exchange about
-it. The reducer asks it at four moments and knows no option itself.
+An expectation decides which buckets may leave within the backward, which parameters count as unused, and what ranks
+exchange about them. The reducer calls it at four moments and looks at no option itself.
 
 =============================  =============================  ==============================  ==========================
 expectation                    a bucket leaves                unused is                       ranks exchange
 =============================  =============================  ==============================  ==========================
-`Every` (no option)            when it is full                frozen, and without gradient    nothing
+`AllUsed` (no option)          when it is full                frozen, and without gradient    nothing
 `Captured` (compiled autograd  when it is full                frozen, and not to be reached   nothing
 runs the backward)
-`Some`                         when it is full, if the        what did not arrive             before the first gradient,
+`FindUnused`                   when it is full, if the        what did not arrive             before the first gradient,
 (`find_unused_parameters`)     forecast says that its                                         what is certain to arrive;
                                gradients arrive on every                                      behind the last bucket,
                                rank; else behind the backward                                 what was used
-`Same` (`static_graph`)        when it is full, if all ranks  what got no gradient in the     once, what the first
-                               use its parameters equally     first iteration                 iteration used
+`StaticGraph`                  when it is full, if all ranks  what got no gradient in the     once, what the first
+(`static_graph`)               use its parameters equally     first iteration                 iteration used
                                often; else behind the
                                backward
 =============================  =============================  ==============================  ==========================
 
-In the first iteration, whose order is learnt, all buckets leave behind the backward; so they do for good where ranks
-have found different orders (`company.Order`); with `Some`, those of the gradients that are out of order.
+All buckets leave behind the backward in the first iteration, in which the reducer learns the order of gradients, and
+from then on if ranks have found different orders (`company.Order`); with `FindUnused`, only the buckets that hold a
+gradient which is out of order.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from ddp_impl.wire.round import Answer, Round
 _MOST_TIMES = 1000
 
 
-class Every:
-    """No option: every parameter gets a gradient in every backward, on every rank. The others derive from it.
+class AllUsed:
+    """No option: every parameter gets a gradient in every backward, on every rank. The base of the other expectations.
 
-    `allows_absence`: a parameter without a gradient counts as unused when the backward is over. `ranks_may_differ`: in
-    what they use, so they exchange it before an iteration's gradients arrive and after. `is_static`: every iteration
-    uses the same.
+    `allows_absence`: a parameter without a gradient counts as unused when the backward is over. `ranks_may_differ`:
+    ranks may use different parameters, and exchange them before and after the gradients of an iteration. `is_static`:
+    every iteration uses the same parameters.
     """
 
     allows_absence = False
@@ -59,7 +60,7 @@ class Every:
         self.members, self.arrivals, self.graph = reduction.members, reduction.arrivals, reduction.graph
 
     def tie(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a forward, which holds `tensors`, tied if no parameter took part and none must."""
+        """Return the `output` of a forward, which holds `tensors`; tied to the anchor if it used no parameter."""
         reduction = self.reduction
         if not self.allows_absence or reduction.num_ranks == 1 or self.graph.uses_any(tensors):
             return output
@@ -70,23 +71,23 @@ class Every:
         return reduction.anchor.tie(output, tensors)
 
     def iteration_begins(self) -> None:
-        """Hold back the buckets with gradients that do not arrive alike on every rank, as far as it is known by now."""
+        """Hold back the buckets that ranks are known to fill in different orders."""
         if not all(self.reduction.learnt.in_order):
             self.reduction.launch_all_after_backward()
 
     def learning_begins(self) -> None:
-        """Hold all buckets back, in a backward whose order is learnt: it is not known."""
+        """Hold all buckets back in a backward whose order the reducer still learns."""
         if not self.reduction.iteration.launched:
             self.reduction.launch_all_after_backward()
 
     def await_forecast(self) -> None:
-        """Wait until it is known which buckets leave within the backward, if that is not known."""
+        """Wait until this rank knows which buckets may leave within the backward."""
 
     def shadow_begins(self) -> None:
-        """Follow, on a rank without data, what the others exchange when their backward begins."""
+        """Take part, on a rank without data, in the exchange at the beginning of the other ranks' backward."""
 
-    def absent_at_start(self) -> Sequence[int]:
-        """Return the parameters of which all ranks know that this backward does not use them."""
+    def announce(self) -> Sequence[int]:
+        """Start the exchange at the beginning of a backward, if any; return the parameters that no rank will use."""
         last = self.reduction.learnt.last_unused
         return [index for index in last if self.reduction.is_frozen(index)] if last else ()
 
@@ -108,7 +109,7 @@ class Every:
         iteration, bucket = self.reduction.iteration, self.arrivals.bucket_of[index]
         return index in iteration.unused and bucket not in iteration.skipped and bucket not in iteration.launched
 
-    def one_too_many(self, index: int) -> str:
+    def describe_unexpected(self, index: int) -> str:
         """Return the message for a gradient that arrived although none of its parameter was awaited."""
         reduction, name = self.reduction, self.members[index].name
         if index in reduction.iteration.unused:
@@ -136,61 +137,61 @@ class Every:
         )
         return reduction.error(text + peers.exchange(messages.lacks([name for _, name in missing], peers.step)))
 
-    def ask(self) -> None:
-        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
+    def exchange_usage(self) -> None:
+        """Start to exchange which parameters ranks used: behind all gradients, so that it delays none."""
 
     def a_rank_refuses(self) -> bool:
-        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
+        """Wait for the exchange at the end of this iteration, if any; return whether a rank cannot average."""
         if self.reduction.iteration.usage is None:
             return False
         with self.reduction.awaiting_usage():
             return self.reduction.read_usage()
 
 
-class Captured(Every):
-    """The same in a backward that compiled autograd runs: at its end it would be too late to find what is unused."""
+class Captured(AllUsed):
+    """No option, in a backward that compiled autograd runs: no callback at its end could find unused parameters."""
 
     def learning_begins(self) -> None:
-        """Hold nothing back: nobody reports when this backward ends."""
+        """Hold nothing back: compiled autograd does not report the end of this backward."""
 
-    def absent_at_start(self) -> Sequence[int]:
+    def announce(self) -> Sequence[int]:
         """Return the frozen parameters that the captured graph does not reach."""
-        coming = enumerate(self.graph.coming())
-        return [index for index, comes in coming if not comes and self.reduction.is_frozen(index)]
+        certain = enumerate(self.graph.certain_to_arrive())
+        return [index for index, arrives in certain if not arrives and self.reduction.is_frozen(index)]
 
 
-class Some(Every):
+class FindUnused(AllUsed):
     """`find_unused_parameters`: parameters may lack a gradient, and ranks may differ in which."""
 
     allows_absence = True
     ranks_may_differ = True
 
-    def absent_at_start(self) -> Sequence[int]:
-        """Take nothing for unused, but tell the other ranks what this backward is certain to bring."""
+    def announce(self) -> Sequence[int]:
+        """Start to exchange which gradients are certain to arrive; no parameter counts as unused yet."""
         reduction = self.reduction
         if not reduction.iteration.has_forecast:
-            coming = self.graph.coming()
+            certain = self.graph.certain_to_arrive()
             # Else it is torch.autograd.grad, perhaps on this rank alone.
-            if not reduction.hooks.are_removed and (any(coming) or reduction.anchor.is_coming()):
-                self.forecast(coming)
+            if not reduction.hooks.are_removed and (any(certain) or reduction.anchor.will_be_reached()):
+                self.forecast(certain)
         return ()
 
-    def forecast(self, coming: Sequence[bool]) -> None:
-        """Start the exchange of which gradients are certain to arrive; of several forwards none is."""
+    def forecast(self, certain: Sequence[bool]) -> None:
+        """Start to exchange which gradients are `certain` to arrive; after several forwards none is."""
         reduction = self.reduction
         if reduction.iteration.num_forwards != 1:
-            coming = [False] * len(coming)
+            certain = [False] * len(certain)
         with reduction.order.counting_own_collectives(), reduction.awaiting_usage():
-            reduction.iteration.forecast = self._round(coming)
+            reduction.iteration.forecast = self._round(certain)
         reduction.iteration.has_forecast = True
 
-    def _round(self, coming: Sequence[bool] | None) -> Round:
+    def _round(self, certain: Sequence[bool] | None) -> Round:
         reduction = self.reduction
         return Round(
             reduction.group,
             reduction.device,
-            counts=coming or [False] * len(self.members),
-            tells=coming is not None,
+            counts=certain or [False] * len(self.members),
+            contributes=certain is not None,
         )
 
     def _read(self, forecast: Round) -> None:
@@ -204,31 +205,31 @@ class Some(Every):
         return list(map(min, forecast.certain, in_order))
 
     def await_forecast(self) -> None:
-        """Wait for the forecast; make it now if no output of forward was reached."""
+        """Wait for the forecast; start it now if the backward reached no output of forward."""
         iteration = self.reduction.iteration
         if not iteration.has_forecast:
-            self.forecast(self.graph.coming())
+            self.forecast(self.graph.certain_to_arrive())
         forecast, iteration.forecast = iteration.forecast, None
         if forecast is not None:
             self._read(forecast)
 
     def shadow_begins(self) -> None:
-        """Agree with whatever the others forecast."""
+        """Read the other ranks' forecast without contributing to it."""
         self._read(self._round(None))
 
     def resolve_unused(self) -> list[int]:
         """Count as unused whatever did not arrive."""
         return self._resolve_all()
 
-    def ask(self) -> None:
-        """Ask in every iteration, and tell whether this rank refuses. Warn, once, where the search was in vain."""
+    def exchange_usage(self) -> None:
+        """Exchange usage, and whether this rank refuses. Warn, once, where the search found nothing unused."""
         reduction = self.reduction
         if not (reduction.iteration.unused or "search" in reduction.telemetry.warned):
             reduction.telemetry.warn_once("search", messages.found_nothing_unused(reduction.rank))
         reduction.start_usage()
 
 
-class Same(Every):
+class StaticGraph(AllUsed):
     """`static_graph`: every iteration uses the same parameters as the first one, equally often."""
 
     allows_absence = True
@@ -242,7 +243,7 @@ class Same(Every):
         elif promise is not None:
             self.reduction.launch_uncertain_after_backward(promise.alike)
 
-    def absent_at_start(self) -> Sequence[int]:
+    def announce(self) -> Sequence[int]:
         """Return what the first iteration did not use."""
         return self.arrivals.never_used
 
@@ -255,11 +256,11 @@ class Same(Every):
         return self._resolve_all()
 
     def may_still_arrive(self, index: int) -> bool:
-        """Return False: what a static graph counts as unused stays so."""
+        """Return False: an unused parameter of a static graph gets no later gradient."""
         return False
 
-    def ask(self) -> None:
-        """Ask once what ranks use and how often, and afterwards only for what none of them uses."""
+    def exchange_usage(self) -> None:
+        """Exchange once how often ranks use each parameter, and then only where a parameter is unused everywhere."""
         promise = self.reduction.learnt.promise
         if promise is None and self.arrivals.num_to_learn_from:
             times = self.arrivals.learnt or [0] * len(self.members)
@@ -268,7 +269,7 @@ class Same(Every):
             self.reduction.start_usage(waits=True)
 
     def a_rank_refuses(self) -> bool:
-        """Read the answer, and from the first one what every rank promises of the following iterations."""
+        """Read the exchange; the first one is every rank's promise for all following iterations."""
         learns = self.reduction.learnt.promise is None
         refused = super().a_rank_refuses()
         answer = self.reduction.learnt.last_usage
@@ -278,10 +279,10 @@ class Same(Every):
         return refused
 
 
-def expectation_of(reduction: Reduction) -> Every:
+def expectation_of(reduction: Reduction) -> AllUsed:
     """Return the expectation that the options of `reduction` ask for: the one place that chooses."""
     if reduction.options.static_graph:
-        return Same(reduction)
+        return StaticGraph(reduction)
     if reduction.options.find_unused_parameters:
-        return Some(reduction)
-    return Every(reduction)
+        return FindUnused(reduction)
+    return AllUsed(reduction)

@@ -88,10 +88,10 @@ class Action(_Singletons):
 
     ARM = "open an iteration: expect every gradient"
     WATCH = "have autograd report the end of the backward"
-    ANNOUNCE = "find what this backward will not bring, and tell ranks if they may differ"
+    ANNOUNCE = "exchange which gradients are certain, and count as unused what no rank will use"
     LAUNCH = "launch full buckets in order"
     RESOLVE = "count as unused what has not arrived, if that is allowed"
-    ASK = "ask which parameters any rank used"
+    EXCHANGE_USAGE = "exchange which parameters any rank used"
     HIDE = "let nobody read gradients"
     FINALIZE = "wait, and hand out the averages"
     DISARM = "expect nothing: gradients that arrive are local"
@@ -125,10 +125,10 @@ def rule(progress: Progress, run: Run, event: Event) -> Following | None:
             watches = (Action.WATCH,) * (run in (Run.NONE, Run.OVER))
             return Progress.COLLECTS, Run.UNSEEN if unseen else Run.RUNS, watches + launches
         case Event.LAST_LAUNCHED if collects and run is not Run.UNSEEN:
-            return Progress.SENT, run, (Action.ASK,) * over
-        # Asked no earlier than the backward's end, because ranks also report gradients that arrived too late.
+            return Progress.SENT, run, (Action.EXCHANGE_USAGE,) * over
+        # Not before the backward ends, because ranks also report gradients that arrived too late.
         case Event.BACKWARD_END if runs and not broken:
-            ends = {Progress.COLLECTS: (Action.RESOLVE, Action.LAUNCH), Progress.SENT: (Action.ASK,)}
+            ends = {Progress.COLLECTS: (Action.RESOLVE, Action.LAUNCH), Progress.SENT: (Action.EXCHANGE_USAGE,)}
             return progress, Run.OVER, ends.get(progress, ())
         # Autograd reports an end more than once where a backward ran a forward, or a user reset the reducer in it.
         case Event.BACKWARD_END if run is not Run.UNSEEN and not (sent or broken):
@@ -184,7 +184,7 @@ class Iteration:
     certain to arrive, on its way; `has_forecast`: the ranks have made it, or are about to. `usage`: the exchange of
     what was used, on its way; `reads_usage`: this rank waits for its answer. `used_anywhere[i]`: whether any rank used
     parameter i; None until ranks have exchanged it, and until then all count as used; `is_exchanged`: they have, in
-    this iteration. `refusal`: why this rank cannot average what arrived, told when ranks exchange.
+    this iteration. `refusal`: the error of a rank that cannot average, for the exchange of usage.
 
     `arrived`: in an iteration that is learnt from, the place of each parameter's last gradient (`company.Order`).
     `to_step`: the buckets whose averages were handed out when the backward ended, and which parameters some rank used.

@@ -73,7 +73,7 @@ class BucketPlanning:
             learnt.order_exchange = Round(
                 reduction.group, reduction.device,
                 of_rank_0=[*told, *[-1] * (1 + num_members - len(told))], alike=encoded(places),
-                tells=may_differ or bool(arrived), waits=False,
+                contributes=may_differ or bool(arrived), waits=False,
             )  # fmt: skip
 
     def await_order(self) -> None:

@@ -63,7 +63,7 @@ from ddp_impl.base.telemetry import NEVER, Observer, is_verbose, milestone, now_
 from ddp_impl.buckets.arrivals import Arrivals
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.buckets.gradients import EarlyMoves
-from ddp_impl.reducer.company import Construction, EngineRun, Tally, company, end_alone, has_sent, may_send
+from ddp_impl.reducer.company import Construction, EngineRun, Tally, company, end_compiled_backward, has_sent, may_send
 from ddp_impl.reducer.expectations import Captured, expectation_of
 from ddp_impl.reducer.iteration import Action, Backward, Event, Iteration, Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
@@ -87,10 +87,10 @@ _DROPPED_WITHIN_S = 10.0
 class Reducer:
     """Averages the gradients of `members` over `group`; every rank must build it with equal members and options.
 
-    `expectation`: what the present backward is expected to bring. `observers`: who listens to backwards.
-    `before_backward`: what the wrapper has to check when forward is over. `in_use`: what outputs keep alive until their
-    backward has run. `construction`, `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`:
-    the last backward raised before its first gradient arrived.
+    `expectation`: of the present backward. `observers`: listen to backwards. `before_backward`: the wrapper's check
+    between forward and backward. `in_use`: returns objects that outputs keep alive until their backward has run.
+    `construction`, `may_share_backward` and `engine_run`: see `company.Participant`. `raised_early`: the last backward
+    raised before its first gradient arrived.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Reducer:
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun whose reduction is not complete.
 
-        Here, or as this rank knows on another; also where a collective of the group has failed.
+        Also if another rank has reported such a backward, or a collective of the group has failed.
         """
         if self._run_is_over is not None and not in_backward():
             self._run_is_over.wait(_DROPPED_WITHIN_S)
@@ -223,7 +223,7 @@ class Reducer:
         return self.peers.awaiting("forward", what)
 
     def wrapper_collected(self) -> None:
-        """Average only the backward of outputs that are left; hold no more of the wrapper's."""
+        """Average only backwards of outputs that still exist; drop the reference to the wrapper."""
         self._wrapper_collected, self.before_backward = True, _nothing
 
     def remove_hooks(self) -> None:
@@ -251,7 +251,7 @@ class Reducer:
         self.reduction.order.backward_begins(None)
         self.expectation.shadow_begins()
         self.reduction.send_zeros()
-        self.expectation.ask()
+        self.expectation.exchange_usage()
         self.planning.exchange_order(is_over=False)
         self._perform(self.reduction.iteration.enter(Event.ALL_SENT))
         self.all_have_handed_out()
@@ -315,10 +315,10 @@ class Reducer:
         nodes: Sequence[Any] = ()
         if not (self.reduction.follows_local or self._wrapper_collected):
             nodes = self.hooks.unshared(self.reduction.graph.nodes)
-        return any(brought_by_backward([*iteration.output_nodes, *nodes])) or self.anchor.is_coming()
+        return any(brought_by_backward([*iteration.output_nodes, *nodes])) or self.anchor.will_be_reached()
 
     def backward_begins(self) -> None:
-        """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
+        """Begin to reduce; with `find_unused_parameters`, exchange which gradients are certain to arrive."""
         self.before_backward()
         if compiled_autograd.in_compiled_autograd_region:
             self.refuse_compiled_backward()
@@ -330,21 +330,21 @@ class Reducer:
             self.take_gradient(index)
 
     def refuse_compiled_backward(self) -> None:
-        """Raise `ReductionError` in a backward that compiled autograd runs, where the reducer must know of its end."""
+        """Raise `ReductionError` if compiled autograd runs a backward whose end the reducer must know."""
         allows = self._chosen.allows_absence
-        if in_compiled_backward() and not self.reduction.last_gradient_ends_it(allows_absence=allows):
+        if in_compiled_backward() and not self.reduction.may_finalize_in_backward(allows_absence=allows):
             raise self.reduction.error(messages.compiled_backward(self.reduction.rank))
 
     # -- gradients arrive ---------------------------------------------------------------------------------------------
 
     def anchor_reached(self) -> None:
-        """Take the report that a backward comes from outputs that no parameter took part in: it has begun for all."""
+        """Begin to collect: a backward has reached the anchor, from outputs that use no parameter of this rank."""
         iteration = self.reduction.iteration
         if iteration.progress is Progress.AWAITS and iteration.run is Run.RUNS:
             self._perform(iteration.enter(Event.GRADIENT))
 
     def take_gradient(self, index: int) -> None:
-        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
+        """Take a gradient that the hook did not count itself: a first, a repeated, a late or an unexpected one."""
         reduction, arrivals = self.reduction, self.arrivals
         iteration, due = reduction.iteration, arrivals.due[index]
         waits = iteration.progress is Progress.AWAITS and iteration.run is not Run.RUNS
@@ -358,7 +358,7 @@ class Reducer:
                 self._keep_local(index)
                 return
             if not self.expectation.may_still_arrive(index):
-                reduction.refuse(reduction.error(self.expectation.one_too_many(index)))
+                reduction.refuse(reduction.error(self.expectation.describe_unexpected(index)))
                 return
             iteration.unused.discard(index)
         if due <= 0:
@@ -394,7 +394,7 @@ class Reducer:
             self.launch_full_buckets()
 
     def _keep_local(self, index: int) -> None:
-        """Leave a gradient local that no iteration awaits; warn, once, unless the user asked for it by `no_sync`."""
+        """Leave a gradient local that no iteration awaits; warn, once, unless it is of `no_sync`."""
         reduction, last = self.reduction, self.reduction.learnt.last_unused
         reduction.used_locally.add(index)
         if "local" in self.telemetry.warned or reduction.iteration.progress is not Progress.IDLE:
@@ -472,7 +472,7 @@ class Reducer:
             if actions := iteration.enter(Event.LAST_LAUNCHED):
                 self._perform(actions)
             if self._backward.is_compiled and iteration.run is Run.RUNS:
-                end_alone(self)
+                end_compiled_backward(self)
 
     def _launch_next(self) -> None:
         reduction = self.reduction
@@ -481,14 +481,14 @@ class Reducer:
             if reduction.steps_optimizers:
                 reduction.hand_out_all_but_the_last()
 
-    def send_what_waits(self) -> None:
+    def send_held_back(self) -> None:
         """Send the buckets that waited for other wrappers of the backward."""
         iteration = self.reduction.iteration
         if iteration.progress is Progress.COLLECTS and iteration.run is Run.RUNS:
             self.launch_full_buckets()
 
     def has_more_to_send(self) -> bool:
-        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
+        """Whether buckets are left that may leave within the backward; waits for the forecast."""
         iteration = self.reduction.iteration
         if not ((iteration.run is Run.RUNS and iteration.progress is not Progress.SENT) or iteration.is_probed):
             return False
@@ -539,7 +539,7 @@ class Reducer:
         self.peers.raised("backward", error, traceback, unfinished=iteration.progress is Progress.BROKEN)
 
     def compiled_backward_ended(self) -> None:
-        """Take note that a backward is over which compiled autograd ran; what was due has been handed out."""
+        """Note the end of a backward that compiled autograd ran; its averages are handed out already."""
         self._backward.is_compiled = False
         iteration = self.reduction.iteration
         if iteration.run is Run.RUNS and iteration.progress is not Progress.SENT:
@@ -595,7 +595,7 @@ class Reducer:
             self.telemetry.current.backward_start = now_ns()
 
     def choose_observers(self) -> None:
-        """Find who listens to backwards; the user's hooks come before moves, and the device's clock comes last."""
+        """Choose the observers that have work, in order: the user's hooks, early moves, the device's clock."""
         hooks, moves, times = self.reduction.user_hooks, self.early_moves, self.planning.device_times
         learns = self.arrivals.num_to_learn_from
         candidates: list[tuple[Observer | None, Any]] = [(hooks, hooks.hooked), (moves, moves.buckets), (times, learns)]
@@ -611,8 +611,8 @@ class Reducer:
             self.bucket_is_full(full)
 
     def announce(self) -> None:
-        """Await nothing of what this backward will not bring; where ranks may differ, tell them what it will."""
-        absent = self.expectation.absent_at_start()
+        """Have the expectation exchange its forecast; count as unused the parameters that no rank will use."""
+        absent = self.expectation.announce()
         if absent:
             self.reduction.iteration.unused.update(absent)
             for full in self.arrivals.exclude(absent):
@@ -636,7 +636,7 @@ class Reducer:
             milestone(messages.times(reduction.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
             if not reduction.all_read:
-                self._perform(iteration.enter(Event.REFUSED))  # the others go on, until they hear of it
+                self._perform(iteration.enter(Event.REFUSED))  # the others see `was_refused_before`
             reduction.refuse_together()
         reduction.peers.step += 1
 
@@ -645,11 +645,11 @@ class Reducer:
     _rebuild_buckets, _check_reducer_finalized, _remove_autograd_hooks = rebuild_buckets, check_finished, remove_hooks
 
     def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
-        """Have the first bucket wait for what a join context was told of this forward."""
+        """Have the first bucket wait for a join context's exchange in this forward."""
         self.reduction.join_agreements.append(partial(collectives.finished, work, "all_reduce"))
 
     def _delay_all_reduce(self) -> None:
-        """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
+        """Do nothing: torch flushes a static graph's first backward here; this reducer reduces it when it ends."""
 
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
@@ -670,7 +670,7 @@ _PERFORM = {
     Action.ANNOUNCE: attrgetter("announce"),
     Action.LAUNCH: attrgetter("launch_full_buckets"),
     Action.RESOLVE: attrgetter("resolve_unused"),
-    Action.ASK: attrgetter("expectation.ask"),
+    Action.EXCHANGE_USAGE: attrgetter("expectation.exchange_usage"),
     Action.HIDE: attrgetter("reduction.hide_gradients"),
     Action.FINALIZE: attrgetter("finalize"),
     Action.DISARM: attrgetter("arrivals.disarm"),

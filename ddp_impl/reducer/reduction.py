@@ -1,4 +1,4 @@
-"""How buckets are reduced: gathered, launched, awaited, handed out, stepped on. When is up to the `reducer`."""
+"""How buckets are reduced: gathered, launched, awaited, handed out, stepped on. The `reducer` decides when."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Reduction:
     the default all_reduce. `steps_optimizers`: parameters have optimizers of their own, which step on their averages.
     `used_locally`: parameters that earlier backwards without synchronisation used; `follows_local`: such forwards
     preceded this iteration, on every rank the same ones. `post_backward_futures` are awaited before a backward returns,
-    and `join_agreements` before the first bucket leaves. `ranks_may_differ`: in what they use, so that one may say of
-    averages that they are none. `prefix`: what errors begin with. `buckets` and `used_locally` keep their identity.
+    and `join_agreements` before the first bucket leaves. `ranks_may_differ`: ranks may use different parameters, so one
+    rank may refuse the averages. `prefix`: the begin of errors. `buckets` and `used_locally` keep their identity.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Reduction:
         self.join_agreements.clear()
 
     def forget_iteration(self) -> None:
-        """Stand idle behind the last iteration, whatever became of it."""
+        """Drop the last iteration in whatever state, and be idle."""
         self.iteration = Iteration(self.rank, self.iteration.number, range(len(self.buckets)))
 
     def error(self, message: str) -> ReductionError:
-        """Return an error to be raised, which the logging data will tell, too."""
+        """Return an error to be raised; the logging data will contain it, too."""
         return self.telemetry.logged(ReductionError(message))
 
     def is_frozen(self, index: int) -> bool:
@@ -121,15 +121,15 @@ class Reduction:
             return
         self.forget_dropped()
         with self.order.counting_own_collectives(), self.awaiting_usage():
-            told = Round(self.group, self.device, counts=self.used(self.used_locally), waits=False).result()
+            answer = Round(self.group, self.device, counts=self.used(self.used_locally), waits=False).result()
         self.iteration.skipped = {
-            bucket.index for bucket in self.buckets if not any(told.counts[index] for index in bucket.indices)
+            bucket.index for bucket in self.buckets if not any(answer.counts[index] for index in bucket.indices)
         }
 
     # -- buckets leave ------------------------------------------------------------------------------------------------
 
     def await_join_agreements(self) -> None:
-        """Wait for what ranks agree on in a forward within a join context, which is on its way."""
+        """Wait for the exchanges that forwards within a join context have started."""
         if self.join_agreements:
             with self.peers.awaiting("backward", "how many ranks still have data"):
                 while self.join_agreements:
@@ -150,7 +150,7 @@ class Reduction:
         self.send(bucket, buffer)
 
     def collect(self, bucket: Bucket) -> Tensor:
-        """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
+        """Return the gradients of `bucket` in one tensor, divided unless there is a comm hook, which divides itself."""
         iteration, hook = self.iteration, self.comm_hook
         unused, divisor = iteration.unused, self.divisor if hook is None else 1
         home = gradients.GRAD_ATTRIBUTE
@@ -217,7 +217,7 @@ class Reduction:
                 given = GradBucket(bucket, buffer, bucket.index == last)
                 pending = call_hook(self.comm_hook, given, self.prefix)
         except BaseException as error:
-            peers.failed("backward", what, error, of_others=self.comm_hook is None)
+            peers.failed("backward", what, error, with_reports=self.comm_hook is None)
             raise
         peers.wait = None
         if order.tally is not None:
@@ -247,11 +247,11 @@ class Reduction:
         return self.peers.awaiting("backward", lambda: messages.usage([member.name for member in self.members]))
 
     def start_usage(self, *, promised: Sequence[int] = (), waits: bool = False) -> None:
-        """Start exchanging what ranks used, and whether one refuses to go on; every rank between the same collectives.
+        """Start to exchange which parameters ranks used and whether one refuses; every rank between the same ones.
 
-        `promised`: how many gradients each parameter brought now, as in every iteration. To read the answer, a host
-        waits for its device: on an accelerator only where a gradient is missing or this rank refuses; others look later
-        (`was_refused_before`). With `waits` hosts tell each other, if the group serves them.
+        `promised`: how many gradients each parameter gets in every iteration. To read the answer, a host waits for its
+        device: on an accelerator only where a gradient is missing or this rank refuses; other ranks read it later
+        (`was_refused_before`). With `waits` hosts exchange it, if the group can reduce on hosts.
         """
         self.forget_dropped()
         iteration = self.iteration
@@ -279,7 +279,7 @@ class Reduction:
         return self.num_refusing > 0
 
     def was_refused_before(self) -> bool:
-        """Whether a rank refused in an earlier iteration, as far as the device has got; then it is not asked again."""
+        """Whether a rank refused in an earlier iteration, by the answers that have arrived; true only once."""
         learnt = self.learnt
         while learnt.unread and learnt.unread[0].is_here:
             learnt.last_usage = learnt.unread.popleft().result()
@@ -290,7 +290,7 @@ class Reduction:
 
     @property
     def num_refusing(self) -> int:
-        """How many ranks said in the last exchange that they cannot average what arrived."""
+        """How many ranks refused in the last exchange."""
         return 0 if self.learnt.last_usage is None else self.learnt.last_usage.counts[len(self.members)]
 
     @property
@@ -316,7 +316,7 @@ class Reduction:
             self.used_locally -= {index for index in earlier if self.members[index].parameter.grad is None}
 
     def refuse(self, error: ReductionError) -> None:
-        """Raise `error`, or have all ranks raise, where they exchange it: they would wait for this one otherwise."""
+        """Raise `error`; where ranks exchange refusals, keep it: all ranks raise when the iteration ends."""
         if not self.ranks_may_differ:
             raise error
         if self.iteration.refusal is None:
@@ -324,7 +324,7 @@ class Reduction:
             self.peers.publish(str(error))
 
     def refuse_together(self) -> None:
-        """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
+        """Wait for everything in flight, and raise this rank's refusal or the error that another rank has refused."""
         for bucket in self._in_flight():
             self.wait(bucket)
             if self.options.lazy_bucket_allocation:
@@ -356,7 +356,7 @@ class Reduction:
                 to_step.append((bucket, used))
 
     def hide_gradients(self) -> None:
-        """Let nobody read the gradients, which are on their way, before `reveal_gradients`."""
+        """Replace gradients, which are in flight, by tensors that raise on use, until `reveal_gradients`."""
         if self.iteration.context_id is None:
             self.iteration.hidden = [
                 gradients.hide(member.parameter, messages.not_final(self.rank, member.name)) for member in self.members
@@ -383,7 +383,7 @@ class Reduction:
                 self.step(bucket, None)
 
     def wait(self, bucket: Bucket) -> Tensor:
-        """Return what the reduction of `bucket` has made of its gradients."""
+        """Wait for the reduction of `bucket`; return its averages."""
         peers, what = self.peers, partial(self.in_words, bucket)
         buffer, pending = self.iteration.in_flight.pop(bucket.index)
         if peers.lost or peers.company.has_failed:
@@ -408,7 +408,7 @@ class Reduction:
         return buffer
 
     def hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
-        """Put the averages in `buffer` where users look for them; `used[i]`: any rank used parameter i (None: all)."""
+        """Write averages from `buffer` to where gradients live; `used[i]`: any rank used parameter i (None: all)."""
         is_plain = self.iteration.context_id is None and not bucket.distributed
         gradients.hand_out(bucket, gradients.GRAD_ATTRIBUTE if is_plain else self.home_of(bucket), buffer, used)
         bucket.gradients = []
@@ -421,7 +421,7 @@ class Reduction:
             bucket.release()
 
     def used_by_now(self, bucket: Bucket, buffer: Tensor) -> Sequence[bool] | None:
-        """Return which parameters some rank used, where ranks have not exchanged it: with a static graph, or none.
+        """Return which parameters some rank used, for ranks that do not exchange it: with a static graph or no option.
 
         A parameter that misses a gradient all the same is left alone if its average is zero. Raises `ReductionError`
         where one is frozen here alone and has a gradient: the average lacks it.
@@ -438,7 +438,7 @@ class Reduction:
                     raise self.error(messages.frozen_here(self.rank, member.name))
         return used
 
-    def last_gradient_ends_it(self, *, allows_absence: bool) -> bool:
+    def may_finalize_in_backward(self, *, allows_absence: bool) -> bool:
         """Whether averages can be handed out with the last gradient, though backward goes on; alike on all ranks."""
         if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
             return False
@@ -487,7 +487,7 @@ class UserHooks(Observer):
         self._versions = {member.index: version_of(member.parameter) for member in self.hooked}
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
-        """Note parameters whose gradients came and were not there any more when their bucket was full."""
+        """Note parameters whose gradients arrived and were gone when their bucket was full."""
         if self.hooked:
             self._gone.update(indices)
 

@@ -15,16 +15,16 @@ from ddp_impl.reducer.iteration import TRANSITIONS, Action, Event, Iteration, Pr
 from ddp_impl.reducer.reducer import _PERFORM
 
 ARM, WATCH, ANNOUNCE, LAUNCH = Action.ARM, Action.WATCH, Action.ANNOUNCE, Action.LAUNCH
-RESOLVE, ASK, FINALIZE, DISARM = Action.RESOLVE, Action.ASK, Action.FINALIZE, Action.DISARM
+RESOLVE, EXCHANGE, FINALIZE, DISARM = Action.RESOLVE, Action.EXCHANGE_USAGE, Action.FINALIZE, Action.DISARM
 #: Events, the place that they lead to, and the actions that they ask for.
 LIVES: dict[str, tuple[str, Progress, Run, tuple[Action, ...]]] = {
     "one bucket after the other": (
         "FORWARD BACKWARD GRADIENT LAST_LAUNCHED BACKWARD_END ALL_SENT",
-        Progress.IDLE, Run.NONE, (ARM, WATCH, ANNOUNCE, LAUNCH, ASK, FINALIZE),
+        Progress.IDLE, Run.NONE, (ARM, WATCH, ANNOUNCE, LAUNCH, EXCHANGE, FINALIZE),
     ),
     "the loss uses a parameter outside of forward": (
         "FORWARD GRADIENT BACKWARD LAST_LAUNCHED BACKWARD_END ALL_SENT",
-        Progress.IDLE, Run.NONE, (ARM, WATCH, ANNOUNCE, LAUNCH, ASK, FINALIZE),
+        Progress.IDLE, Run.NONE, (ARM, WATCH, ANNOUNCE, LAUNCH, EXCHANGE, FINALIZE),
     ),
     "gradients are missing": (
         "FORWARD BACKWARD GRADIENT BACKWARD_END ALL_SENT",
@@ -32,7 +32,7 @@ LIVES: dict[str, tuple[str, Progress, Run, tuple[Action, ...]]] = {
     ),
     "another backward brings them": (
         "FORWARD BACKWARD GRADIENT BACKWARD_END GRADIENT LAST_LAUNCHED BACKWARD_END",
-        Progress.SENT, Run.OVER, (ARM, WATCH, ANNOUNCE, LAUNCH, RESOLVE, LAUNCH, WATCH, ASK),
+        Progress.SENT, Run.OVER, (ARM, WATCH, ANNOUNCE, LAUNCH, RESOLVE, LAUNCH, WATCH, EXCHANGE),
     ),
     "torch.autograd.grad": (
         "FORWARD BACKWARD BACKWARD_END FORWARD BACKWARD GRADIENT",
@@ -81,7 +81,7 @@ def test_invariants_under_any_events(events: list[Event]) -> None:
             assert action is not WATCH or not is_watched, "one backward is watched twice"
             is_watched |= action is WATCH
             assert action is not LAUNCH or ANNOUNCE in [*done, *actions], "a bucket left before ranks were told"
-            assert action is not ASK or ASK not in done, "asked twice"
+            assert action is not EXCHANGE or EXCHANGE not in done, "asked twice"
             assert action is not FINALIZE or (is_open and (progress, run) == (Progress.IDLE, Run.NONE))
             is_open &= action is not FINALIZE
             done.append(action)

@@ -12,16 +12,16 @@ import torch
 
 from ddp_impl.reducer import company as module
 from ddp_impl.reducer.company import Order, Tally
-from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.expectations import FindUnused
 from ddp_impl.reducer.planning import encoded
 from ddp_impl.wire.round import Answer
 
 
 def may_launch(certain: list[bool], in_order: list[bool]) -> list[bool]:
-    some: Any = object.__new__(Some)
+    some: Any = object.__new__(FindUnused)
     some.members = certain
     some.reduction = SimpleNamespace(learnt=SimpleNamespace(in_order=in_order))
-    return list(some.certain_in_order(Answer([2 * one for one in certain], [], [], num_telling=2, num_ranks=2)))
+    return list(some.certain_in_order(Answer([2 * one for one in certain], [], [], num_contributing=2, num_ranks=2)))
 
 
 def test_a_gradient_is_awaited_in_backward_where_it_is_certain_and_in_order() -> None:

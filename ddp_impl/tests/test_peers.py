@@ -265,7 +265,7 @@ def test_after_a_failure_of_one_wrapper_no_other_of_its_group_goes_on() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     group = Group(0, store)
     failing, other = Peers(group), Peers(group)
-    with pytest.raises(ArithmeticError), failing.awaiting("backward", "a bucket", of_others=False):
+    with pytest.raises(ArithmeticError), failing.awaiting("backward", "a bucket", with_reports=False):
         raise ArithmeticError("no such sum")
     with pytest.raises(CommunicationError, match="Another DistributedDataParallel"), other.awaiting("backward", "more"):
         pytest.fail("its collective would meet another one of the other ranks")

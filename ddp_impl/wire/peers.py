@@ -1,8 +1,8 @@
-"""What ranks tell each other when one fails or waits long: by the group's store, which a wait that fails reads.
+"""Reports that ranks exchange through the group's store when one fails or waits long.
 
 A rank that raises leaves the others with "Connection closed by peer" or a timeout. In a step that goes well nothing is
-written or read, and nothing here replaces the error that was raised. At construction a rank says whether it will
-compare its module with the others', because one that does not never comes.
+written or read, and nothing here replaces the error that was raised. At construction a rank reports whether it will
+compare its module with the others'.
 
 A rank that skips a batch leaves the others waiting until the group's timeout. So one thread of the process looks at its
 waits a few times a second, and logs those that last. It ends with the last wrapper, and when nobody waits. It also
@@ -47,14 +47,14 @@ _CONSTRUCTED_WITHIN = timedelta(seconds=30)
 SLOW_S: Final = 30.0
 #: After how many seconds of waiting a rank looks for the first time whether others wait for its buffers.
 _ANSWERS_AFTER_S = 1.0
-#: What ranks that compare buffers read of one that has copied them as before.
+#: The report on its buffers of a rank that copied them unchanged.
 UNCHANGED: Final = "unchanged"
 #: How often the thread looks, and how long it goes on when nobody waits.
 _PERIOD_S = 0.2
 #: How long the thread may take to end with the last wrapper: what it logs at that moment.
 _ENDS_WITHIN_S = 1.0
 
-#: What a block is about, or what says it when somebody must hear it.
+#: What a rank waits for, in words, or a function that returns the words when they are needed.
 Description = str | Callable[[], str]
 #: When a wait began (on the monotonic clock), in which phase, and for what.
 Wait = tuple[float, str, Description]
@@ -68,11 +68,12 @@ def in_lines(reports: Iterable[FailureReport]) -> str:
 class Peers:
     """The other ranks of one wrapper's group, which find each other's reports if they build wrappers in the same order.
 
-    Without a store ranks report what they know. One that served an earlier run keeps words under another run's name.
+    Without a store a rank reports only its own state. A store that served an earlier run has its reports under the name
+    of that run.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
-        """Count the wrappers of `group`; apart from them those copies that are `copy_of` what `copied_now` has said."""
+        """Count the wrappers of `group`; copies are counted apart, by `copy_of`, the `copied_now` of their original."""
         self.group = group
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
@@ -94,15 +95,15 @@ class Peers:
         self.company.wrappers.add(self)
 
     def publish_init_sync(self, compares: bool) -> None:
-        """Leave word of this rank's `init_sync`: a rank without it issues no collective that others could wait for."""
+        """Publish this rank's `init_sync`: a rank without it takes no part in the comparison of modules."""
         if size_of(self.group) > 1:
             self._write(f"compares {compares}", rank_in(self.group))
             self._write(f"{rank_in(self.group)} is there", compares)
 
     def refuse_unlike(self, compares: bool) -> None:
-        """Raise `ReplicaMismatchError` where another rank has left word of another `init_sync` than this one's.
+        """Raise `ReplicaMismatchError` where another rank has published another `init_sync`.
 
-        A rank that compares nothing waits for a moment until all have left theirs: it can ask no later.
+        A rank that compares nothing waits a moment for the other ranks: it has no later chance.
         """
         other, store = None, self._store()
         with contextlib.suppress(Exception):
@@ -129,16 +130,16 @@ class Peers:
         if store is None or not self.company.run:
             return None
         number, rank = self.num_compared, rank_in(self.group)
-        keys = [self._word_of(each, number) for each in range(size_of(self.group))]
-        store.set(self._word_of(rank, number), mine)
+        keys = [self._key_of_buffers(each, number) for each in range(size_of(self.group))]
+        store.set(self._key_of_buffers(rank, number), mine)
         self._write("compares buffers", [number, self.num_copies, self.step])
         _await(store, keys, timeout)
         with contextlib.suppress(RuntimeError):  # who has written this one has read the one before
-            store.delete_key(self._word_of(rank, number - 1))
+            store.delete_key(self._key_of_buffers(rank, number - 1))
         return [store.get(key).decode() for key in keys]
 
     def answer(self, wait: Wait, seconds: float) -> None:
-        """Tell ranks that compare buffers, in another thread, that nothing had changed here before this wait."""
+        """Report, in the watcher's thread, to ranks that compare buffers: nothing changed here before this wait."""
         due = self._answered[1] if self._answered is not None and self._answered[0] is wait else _ANSWERS_AFTER_S
         store = self._store() if seconds >= due else None
         if store is None:
@@ -149,9 +150,9 @@ class Peers:
             has_passed = self.num_copies > num_copies or self.step + (wait[1] == "backward") > step
             # Read after it: this rank may go on meanwhile, and then compare, too.
             if has_passed and self.wait is wait and number > self.num_compared:
-                store.set(self._word_of(rank_in(self.group), number), UNCHANGED)
+                store.set(self._key_of_buffers(rank_in(self.group), number), UNCHANGED)
 
-    def _word_of(self, rank: int, number: int) -> str:
+    def _key_of_buffers(self, rank: int, number: int) -> str:
         return self.key_of(f"{rank}/buffers {number}")
 
     def why_lost(self) -> str:
@@ -165,23 +166,23 @@ class Peers:
                 return messages.lost_by_another(other.lost)
         return ""
 
-    def refuse_lost(self, phase: str, what: Description, *, of_others: bool = True) -> None:
+    def refuse_lost(self, phase: str, what: Description, *, with_reports: bool = True) -> None:
         """Raise `CommunicationError` where no collective of this wrapper may follow."""
         if lost := self.why_lost():
             error = CommunicationError(lost)
-            self._explain(phase, what, error, of_others=of_others)
+            self._explain(phase, what, error, with_reports=with_reports)
             raise error
 
-    def failed(self, phase: str, what: Description, error: BaseException, *, of_others: bool = True) -> None:
-        """Take note that a collective raised `error`: no other may follow. Add what others said, or where it was."""
+    def failed(self, phase: str, what: Description, error: BaseException, *, with_reports: bool = True) -> None:
+        """Note that a collective raised `error`: no other may follow. Add other ranks' reports to the error."""
         self.lost = messages.lost(rank_in(self.group), _in_words(what), phase, self.step)
         self.wait, self.company.has_failed = None, True
         if isinstance(error, Exception):
-            self._explain(phase, what, error, of_others=of_others)
+            self._explain(phase, what, error, with_reports=with_reports)
 
-    def _explain(self, phase: str, what: Description, error: Exception, *, of_others: bool) -> None:
+    def _explain(self, phase: str, what: Description, error: Exception, *, with_reports: bool) -> None:
         rank, text = rank_in(self.group), _in_words(what)
-        if not of_others:
+        if not with_reports:
             error.add_note(messages.place(rank, text, phase, self.step))
         elif not isinstance(error, (ReductionError, ReplicaMismatchError)):  # ours, which say themselves what is wrong
             self.publish(messages.waited(error, text, phase, self.step), waited=True)
@@ -190,32 +191,32 @@ class Peers:
 
     @property
     def copied_now(self) -> str:
-        """Of what a copy is one that is made now: of this wrapper in its step. Ranks that copy together agree."""
+        """The name of the original for a copy that is made now; the same on all ranks that copy in the same step."""
         return f"{self._name}@{self.step}"
 
     @property
     def broke_off(self) -> bool:
-        """Whether a backward of this wrapper raised when gradients had come."""
+        """Whether a backward of this wrapper raised after its first gradient."""
         return self._published is not None and self._published.unfinished
 
     @contextlib.contextmanager
     def publishing_errors(self, phase: str) -> Iterator[None]:
-        """Leave word of an exception that the block raises."""
+        """Publish an exception that the block raises."""
         try:
             yield
         except BaseException as error:
             self.raised(phase, error, error.__traceback__)
             raise
 
-    def awaiting(self, phase: str, what: Description, *, of_others: bool = True) -> AbstractContextManager[None]:
-        """Add to an exception of the block, in which ranks wait for `what`, what others said, or what is known here.
+    def awaiting(self, phase: str, what: Description, *, with_reports: bool = True) -> AbstractContextManager[None]:
+        """Return a block in which ranks wait for `what`; its exceptions get a note with other ranks' reports.
 
-        Without `of_others`, as where a hook of the user's communicates, only what it was about.
+        Without `with_reports`, as where a hook of the user's communicates, the note has only `what`.
         """
-        return _InStep(self, phase, what, of_others=of_others)
+        return _InStep(self, phase, what, with_reports=with_reports)
 
     def log_slow_wait(self, wait: Wait, seconds: float) -> None:
-        """Log in another thread, once, what this rank waits for, and what others wait for, or that they do not say."""
+        """Log, in the watcher's thread, what this rank and the others wait for."""
         _, phase, described = wait
         what, step = _in_words(described), self.step
         rank, store = rank_in(self.group), self._store()
@@ -232,20 +233,20 @@ class Peers:
     def raised(
         self, phase: str, error: BaseException | None, traceback: TracebackType | None, *, unfinished: bool = False
     ) -> None:
-        """Leave word of an exception, as far as it is known; what more is known when the process ends comes then."""
+        """Publish an exception; if it is unknown here, `ended_by` publishes it when the process ends."""
         self.publish(messages.raised(error, traceback, phase, self.step), unfinished=unfinished)
         if error is None:
             self._unknown_in = phase
 
     def ended_by(self, error: BaseException) -> None:
-        """Leave word of the exception that ends this process: that of a backward, perhaps, or the user's own."""
+        """Publish the exception that ends this process: of a backward, perhaps, or of the user's code."""
         phase, self._unknown_in = self._unknown_in, None
         if phase is not None:
             self._published = None
         self.raised(phase or "the training loop", error, error.__traceback__)
 
     def publish(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
-        """Leave `reason` where the other ranks can read it; the first one of a step, because it is the cause."""
+        """Write `reason` to the store; of one step only the first, because it is the cause."""
         told = self._published
         if told is not None and told.step >= self.step and (told.unfinished or not unfinished):
             return
@@ -256,14 +257,14 @@ class Peers:
             self._write(f"{rank}", dataclasses.asdict(self._published))
 
     def exchange(self, reason: str) -> str:
-        """Leave `reason`, and return what other ranks left, a line each."""
+        """Publish `reason`, and return the other ranks' reports, a line each."""
         self.publish(reason)
         return in_lines(self.reports() or ())
 
     def reports(self, *, until_cause: bool = False) -> list[FailureReport] | None:
-        """Return what other ranks said of this step, causes first; None if the store does not answer.
+        """Return other ranks' reports on this step, causes first; None if the store does not answer.
 
-        Waits a moment, because a rank that fails too may only be about to say so, or until one has said a cause.
+        Waits a moment, because another rank that fails may not have published yet, or until there is a cause.
         """
         store = self._store()
         if store is None:
@@ -324,13 +325,13 @@ class Peers:
 class _InStep:
     """Keeps ranks' collectives in step: behind a block that raised, each further one raises `CommunicationError`."""
 
-    def __init__(self, peers: Peers, phase: str, what: Description, *, of_others: bool) -> None:
-        self._peers, self._phase, self._what, self._of_others = peers, phase, what, of_others
+    def __init__(self, peers: Peers, phase: str, what: Description, *, with_reports: bool) -> None:
+        self._peers, self._phase, self._what, self._with_reports = peers, phase, what, with_reports
 
     def __enter__(self) -> None:
         peers = self._peers
         if peers.lost or peers.company.has_failed:
-            peers.refuse_lost(self._phase, self._what, of_others=self._of_others)
+            peers.refuse_lost(self._phase, self._what, with_reports=self._with_reports)
         if size_of(peers.group) > 1:
             peers.wait = (time.monotonic(), self._phase, self._what)  # set first, see `SlowWaits`
             if slow_waits.watcher is None:
@@ -341,13 +342,13 @@ class _InStep:
     ) -> None:
         self._peers.wait = None
         if error is not None:
-            self._peers.failed(self._phase, self._what, error, of_others=self._of_others)
+            self._peers.failed(self._phase, self._what, error, with_reports=self._with_reports)
 
 
 class _Company:
     """The wrappers of one group. `has_failed`: a collective or a backward of one of them has, and is not past.
 
-    `run`: what all its ranks call this run, once the first wrapper has compared its replicas; empty before.
+    `run`: the name of this run on all ranks, once the first wrapper has compared its replicas; empty before.
     """
 
     def __init__(self) -> None:
@@ -454,7 +455,7 @@ def _in_words(what: Description) -> str:
 
 @atexit.register
 def _publish_fatal_error() -> None:
-    """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
+    """Publish the exception that ends this process, wherever it was raised: before connections are closed."""
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
         for peers in all_peers():

@@ -21,7 +21,7 @@ from ddp_impl.buckets.bucket import Bucket, ManagedParameter, allocate
 from ddp_impl.buckets.plan import BucketPlan
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import planning as planning_module
-from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.expectations import FindUnused
 from ddp_impl.reducer.iteration import Event
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
@@ -35,14 +35,14 @@ def RefusesAlone(reduction: Reduction, refuse: Call, error: ReductionError) -> N
 
 
 @as_part
-class HoldsBackItsOwnMissing(Some):
+class HoldsBackItsOwnMissing(FindUnused):
     """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
 
     _mine: Sequence[bool] = ()
 
-    def forecast(self, coming: Sequence[bool]) -> None:
-        self._mine = coming
-        super().forecast(coming)
+    def forecast(self, certain: Sequence[bool]) -> None:
+        self._mine = certain
+        super().forecast(certain)
 
     def await_forecast(self) -> None:
         with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self._hold_back):
@@ -162,8 +162,8 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
 @replaces(Reducer, "announce")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-    if isinstance(reducer.expectation, Some) and not reducer.reduction.iteration.has_forecast:
-        reducer.expectation.forecast(reducer.reduction.graph.coming())
+    if isinstance(reducer.expectation, FindUnused) and not reducer.reduction.iteration.has_forecast:
+        reducer.expectation.forecast(reducer.reduction.graph.certain_to_arrive())
     expect()
 
 

@@ -13,7 +13,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer import reducer as reducer_module
-from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.expectations import FindUnused
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -72,11 +72,11 @@ def ReadsUsageInEachStep(reduction: Reduction, read_usage: Call) -> Any:
     return refused
 
 
-@replaces(Some, "forecast")
-def TellsOthersOnTheDevice(expectation: Some, forecast: Call, coming: Sequence[bool]) -> None:
+@replaces(FindUnused, "forecast")
+def TellsOthersOnTheDevice(expectation: FindUnused, forecast: Call, certain: Sequence[bool]) -> None:
     """BUG: ranks exchange their forecasts on the device, although their group serves the CPU, too."""
     with mock.patch("ddp_impl.wire.round.reduces_on_host", return_value=False):
-        forecast(coming)
+        forecast(certain)
 
 
 @replaces(Ours, "__init__")

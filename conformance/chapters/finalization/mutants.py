@@ -9,7 +9,7 @@ from torch import Tensor
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.buckets.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.expectations import FindUnused
 from ddp_impl.reducer.iteration import Event, Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -95,8 +95,8 @@ class IgnoresLaziness(Ours):
         super().attach_reducer(members)
 
 
-@replaces(Some, "ask")
-def SearchesInSilence(expectation: Any, ask: Call) -> None:
+@replaces(FindUnused, "exchange_usage")
+def SearchesInSilence(expectation: Any, exchange_usage: Call) -> None:
     """BUG: no warning says that the search for unused parameters found none."""
     expectation.reduction.telemetry.warned.add("search")
-    ask()
+    exchange_usage()

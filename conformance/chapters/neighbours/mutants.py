@@ -23,7 +23,7 @@ from ddp_impl.module import replicas
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer import iteration
 from ddp_impl.reducer.company import Order, company
-from ddp_impl.reducer.expectations import Some
+from ddp_impl.reducer.expectations import FindUnused
 from ddp_impl.reducer.iteration import Progress, Run
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
@@ -32,12 +32,12 @@ from ddp_impl.wire.round import Answer
 
 
 @as_part
-class LeavesWithItsLastGradient(Some):
+class LeavesWithItsLastGradient(FindUnused):
     """BUG: a bucket leaves with the last gradient that this rank uses, whatever other ranks use."""
 
-    def absent_at_start(self) -> Sequence[int]:
-        super().absent_at_start()
-        return _not_coming(self)
+    def announce(self) -> Sequence[int]:
+        super().announce()
+        return _uncertain(self)
 
     def may_still_arrive(self, index: int) -> bool:
         return False
@@ -47,12 +47,12 @@ class LeavesWithItsLastGradient(Some):
             super().await_forecast()
 
 
-def _not_coming(expectation: Some) -> list[int]:
-    return [index for index, arrives in enumerate(expectation.graph.coming()) if not arrives]
+def _uncertain(expectation: FindUnused) -> list[int]:
+    return [index for index, arrives in enumerate(expectation.graph.certain_to_arrive()) if not arrives]
 
 
-@replaces(Some, "absent_at_start")
-def TellsWithItsFirstBucket(expectation: Some, absent_at_start: Call) -> Sequence[int]:
+@replaces(FindUnused, "announce")
+def TellsWithItsFirstBucket(expectation: FindUnused, announce: Call) -> Sequence[int]:
     """BUG: ranks exchange which gradients will arrive when their first bucket is full, and not when backward begins."""
     return ()
 
@@ -126,8 +126,8 @@ def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
 def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Sequence[Tensor]) -> None:
     """BUG: rank 0 announces what will arrive when its forward ends, the others when their backward begins."""
     prepare_for_backward(outputs)
-    expected = reducer.expectation
-    if reducer.reduction.rank == 0 and isinstance(expected, Some) and not reducer.reduction.iteration.has_forecast:
+    expected, reduction = reducer.expectation, reducer.reduction
+    if reduction.rank == 0 and isinstance(expected, FindUnused) and not reduction.iteration.has_forecast:
         expected.forecast([False] * len(reducer.members))
 
 
@@ -161,13 +161,13 @@ def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequenc
 
 
 @as_part
-class CountsItsOwnForwards(Some):
+class CountsItsOwnForwards(FindUnused):
     """BUG: a rank that ran several forwards holds every bucket back, whatever the other ranks ran."""
 
-    def forecast(self, coming: Sequence[bool]) -> None:
+    def forecast(self, certain: Sequence[bool]) -> None:
         now = self.reduction.iteration
         num_forwards, now.num_forwards = now.num_forwards, 1
-        super().forecast(coming)
+        super().forecast(certain)
         now.num_forwards = num_forwards
 
     def await_forecast(self) -> None:
@@ -218,7 +218,7 @@ def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
 
 
 @as_part
-class GivesUpHiddenGradients(Some):
+class GivesUpHiddenGradients(FindUnused):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
     def await_forecast(self) -> None:
@@ -262,8 +262,8 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
     """BUG: whether wrappers have an order is decided by those that live on this rank, and not on any rank."""
     verify = replicas.verify_replicas
 
-    def verify_alone(*given: Any, in_company: bool) -> replicas.Agreed:
-        return dataclasses.replace(verify(*given, in_company=in_company), in_company=in_company)
+    def verify_alone(*given: Any, **here: bool) -> replicas.Agreed:
+        return dataclasses.replace(verify(*given, **here), **here)
 
     with mock.patch.object(distributed, "verify_replicas", verify_alone):
         init(*args, **kwargs)
@@ -292,8 +292,8 @@ def RefusesWhatOthersAverage(watch: ParameterWatch, is_stranger: Call, name: str
         return bool(is_stranger(name, parameter))
 
 
-@replaces(Some, "certain_in_order")
-def LeavesBeforeItKnows(some: Some, may_launch: Call, forecast: Answer) -> list[bool]:
+@replaces(FindUnused, "certain_in_order")
+def LeavesBeforeItKnows(some: FindUnused, may_launch: Call, forecast: Answer) -> list[bool]:
     """BUG: a bucket leaves within the backward as soon as it is full, in whatever order ranks run their layers."""
     return forecast.certain
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.buckets.arrivals import Arrivals
-from ddp_impl.reducer.expectations import Same
+from ddp_impl.reducer.expectations import StaticGraph
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 
@@ -110,11 +110,11 @@ def PromisesWhatWasLocal(reduction: Reduction, finalize_buckets: Call) -> None:
     finalize_buckets()
 
 
-@replaces(Same, "ask")
-def KeepsLocalToItself(expectation: Same, ask: Call) -> None:
+@replaces(StaticGraph, "exchange_usage")
+def KeepsLocalToItself(expectation: StaticGraph, exchange_usage: Call) -> None:
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
     if expectation.reduction.learnt.promise is None:
-        ask()
+        exchange_usage()
 
 
 @replaces(Reducer, "open_iteration")
@@ -127,15 +127,15 @@ def SkipsUnlessLocal(reducer: Reducer, open_iteration: Call) -> None:
         reduction.iteration.skipped = {bucket.index for bucket in unused}
 
 
-@replaces(Same, "resolve_unused")
-def EndsWithAnyBackward(expectation: Same, resolve_unused: Call) -> Any:
+@replaces(StaticGraph, "resolve_unused")
+def EndsWithAnyBackward(expectation: StaticGraph, resolve_unused: Call) -> Any:
     """BUG: a backward that has reached no output of forward ends the iteration."""
     expectation.reduction.iteration.is_reached = True
     return resolve_unused()
 
 
-@replaces(Same, "resolve_unused")
-def ForgetsWhatCameInPart(_: Same, resolve_unused: Call) -> Any:
+@replaces(StaticGraph, "resolve_unused")
+def ForgetsWhatCameInPart(_: StaticGraph, resolve_unused: Call) -> Any:
     """BUG: a parameter that has brought fewer gradients than were learnt counts as unused: it stays local."""
     with mock.patch.object(Arrivals, "arrived_in_part", return_value=False):
         return resolve_unused()

@@ -14,7 +14,7 @@ from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
-from ddp_impl.reducer.expectations import Every, Some
+from ddp_impl.reducer.expectations import AllUsed, FindUnused
 from ddp_impl.reducer.iteration import Event, Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
@@ -101,10 +101,10 @@ def ZeroesForUnused(reduction: Reduction, finalize_buckets: Call) -> None:
     finalize_buckets()
 
 
-@replaces(Some, "resolve_unused")
-def SearchesBeforeBackwardOnly(expectation: Some, resolve_unused: Call) -> list[int]:
+@replaces(FindUnused, "resolve_unused")
+def SearchesBeforeBackwardOnly(expectation: FindUnused, resolve_unused: Call) -> list[int]:
     """BUG: parameters whose output the loss leaves out are waited for in vain."""
-    return Every.resolve_unused(expectation)
+    return AllUsed.resolve_unused(expectation)
 
 
 @replaces(Reduction, "release_late")
@@ -152,8 +152,8 @@ def CountsEarlyGradientsAgain(reducer: Reducer, announce: Call) -> None:
     announce()
 
 
-@replaces(Some, "tie")
-def ForgetsIdleRanks(expectation: Some, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+@replaces(FindUnused, "tie")
+def ForgetsIdleRanks(expectation: FindUnused, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
     """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
     return output
 
@@ -161,7 +161,7 @@ def ForgetsIdleRanks(expectation: Some, tie: Call, output: Any, tensors: Sequenc
 @replaces(_Excluding, "announce")
 def BelievesItsSearch(reducer: _Excluding, announce: Call) -> None:
     """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
-    reducer.believed = reducer.reduction.graph.coming()
+    reducer.believed = reducer.reduction.graph.certain_to_arrive()
     announce()
 
 

@@ -53,7 +53,7 @@ class AveragesInGraphsForEver(Ours):
 
 
 @replaces(InGraphBackwards, "nothing_else_accumulates")
-def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, comes: Any) -> bool:
+def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, reached: Any) -> bool:
     """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
 
@@ -169,8 +169,8 @@ def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
     """BUG: a rank that returns to a group assumes that the others remember, too, whether all have one graph."""
 
 
-@replaces(Reduction, "last_gradient_ends_it")
-def RefusesCompiledBackwards(reduction: Reduction, last_gradient_ends_it: Call) -> bool:
+@replaces(Reduction, "may_finalize_in_backward")
+def RefusesCompiledBackwards(reduction: Reduction, may_finalize_in_backward: Call) -> bool:
     """BUG: the reducer refuses every backward that compiled autograd runs."""
     return False
 
