@@ -70,7 +70,6 @@ class Fault:
     occurrence: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for an unknown kind."""
         if self.kind not in FAULT_KINDS:
             raise ScenarioError(f"fault kind must be one of {', '.join(FAULT_KINDS)}, got {self.kind!r}")
 

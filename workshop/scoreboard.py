@@ -87,7 +87,6 @@ def _cell(report: Report, chapter: str) -> str:
 
 
 def _cell_of_scenarios(report: Report) -> str:
-    """Return how many scenarios came to which verdict."""
     found = Counter(_counted(scenario.subject.verdict) for scenario in report.scenarios)
     return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict])
 

@@ -90,7 +90,6 @@ def _at_collective(score: Score, runner: ScenarioRunner, fault: Fault, collectiv
 
 
 def _count_leaks(score: Score, controller: Controller, work_dir: Path) -> None:
-    """Count the processes that are neither the zygote nor ranks that the controller keeps."""
     controller.run(TRAIN, KNOWN["torch"])
     time.sleep(0.5)  # the zygote reaps what was killed
     score.counts["leaked"] += max(0, len(processes_under(work_dir)) - 1 - controller.num_ranks)

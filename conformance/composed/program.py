@@ -95,7 +95,6 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
 
 @contextlib.contextmanager
 def _own_group(ctx: RankContext, training: Training) -> Iterator[dist.ProcessGroup | None]:
-    """Make the second wrapper's own group, if it has one."""
     if training.beside is None or not training.beside.own_group:
         yield None
         return

@@ -245,7 +245,6 @@ def _changes_graph(training: Training) -> str:
 
 
 def _has_several_forwards(training: Training) -> bool:
-    """Whether several forwards precede some backward."""
     forwards = 0
     for action in training.all_actions:
         if action.kind == "forward" and action.how in WITH_BACKWARD:

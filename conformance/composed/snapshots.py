@@ -89,7 +89,6 @@ def values_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor | None]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy as a plain tensor."""
     copy = tensor.detach().clone()
     return copy if type(copy) is Tensor else copy.as_subclass(Tensor)
 

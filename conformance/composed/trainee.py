@@ -380,7 +380,6 @@ class Trainee:
         self.model._update_process_group(self.model.process_group)
 
     def _copy(self, action: Action) -> None:
-        """Continue with a copy, without the hooks and the pending losses of the original."""
         self._pending.clear()
         self._changes.remove_hooks()
         self._model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
@@ -432,7 +431,6 @@ class Trainee:
 
 
 def _wrap_within(training: Training, module: Composed, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Wrap the nested block of `module`, if there is one."""
     if (index := training.nested_block) is None:
         return
     block = module.blocks[index] = wrap(module.blocks[index])

@@ -185,7 +185,6 @@ class Beside:
     turn: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `ScenarioError` for one that trains nothing."""
         _check("turn", self.turn, TURNS)
         if not self.block.trainable:
             raise ScenarioError("what is beside needs a block that is trained")

@@ -76,7 +76,6 @@ class Judge:
     """Asks scenarios of mutants: those that killed most before, then one of each requirement, the cheapest first."""
 
     def __init__(self, asked: Sequence[Asked], scenarios: Mapping[str, Scenario]) -> None:
-        """Begin with what the `scenarios` ask of the right definition."""
         self._asked, self._scenarios, self._equivalents = asked, scenarios, equivalents()
         self._kills: Counter[str] = Counter()
         self._is_firm: dict[str, bool] = {}

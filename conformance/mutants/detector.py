@@ -116,13 +116,11 @@ class Detector:
         self._of_bases: dict[tuple[str, str], Tried] = {}
 
     def __enter__(self) -> Detector:
-        """Return the detector."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all ranks."""
         for controller in self._controllers.values():
             controller.close()
 

@@ -76,11 +76,9 @@ class Campaign:
         self._statements = load_catalogue().statements
 
     def __enter__(self) -> Campaign:
-        """Return the campaign."""
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """End all ranks."""
         self._ranks.close()
         self._zygote.close()
 
@@ -157,7 +155,6 @@ class Campaign:
         yield from (id_ for _, id_ in sorted(turns))
 
     def _is_passed(self, id_: str) -> bool:
-        """Whether the DDP without a mistake passes a scenario, here and now."""
         if id_ not in self._passes:
             self._passes[id_] = self._run(self._subject, self._scenarios[id_])[0].verdict is Result.PASS
         return self._passes[id_]

@@ -51,7 +51,6 @@ class Relay(dist.ProcessGroup):
         return self._description
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives there have been."""
         number: int = self.inner._get_sequence_number_for_group()  # type: ignore[attr-defined]
         return number
 

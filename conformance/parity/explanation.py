@@ -170,7 +170,6 @@ def _traffic(first: Run, base: Run) -> str:
 
 
 def _named(factor: float, ranks: int, backwards: int) -> str:
-    """Name a factor after the number that it is."""
     names = {
         ranks: "the world size (summed instead of averaged, or the loss is multiplied by it)",
         1 / ranks: "one over the world size (divided twice, or a mean of sums, or only one rank gives something)",

@@ -36,7 +36,6 @@ class Draws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operator."""
         before = random_state() if torch.Tag.nondeterministic_seeded in func.tags else b""
         result = func(*args, **kwargs or {})
         if before and before != random_state():

@@ -150,7 +150,6 @@ def _num_overlapping(scenario: Scenario) -> int:
 
 
 def _filled(scenario: Scenario) -> list[int]:
-    """Return the elements of each bucket of the later steps."""
     sizes, dtypes = scenario.arguments["sizes"], _dtypes(scenario)
     certain(len(set(dtypes)) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order")
     width = getattr(torch, dtypes[0]).itemsize

@@ -234,7 +234,6 @@ def report_text(report: Report) -> str:
 
 
 def _lines(value: Any) -> str:
-    """Return `value` as JSON, each object of a list on a line of its own."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
     return _compact(value)

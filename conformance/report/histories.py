@@ -44,7 +44,6 @@ class Histories:
     """Gathers, unless not `kept`, what is observed in a run, from lanes too: all of them write into one open file."""
 
     def __init__(self, *, kept: bool) -> None:
-        """Begin with nothing; fork lanes afterwards."""
         self._file = tempfile.TemporaryFile(buffering=0) if kept else None  # noqa: SIM115
 
     def keep(self, scenario: Scenario, observations: Mapping[int, Observation]) -> None:

@@ -135,7 +135,6 @@ def _names(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _amounts(report: Report) -> Iterator[tuple[str, float]]:
-    """Yield the path and the value of every duration and count."""
     totals = report.totals
     yield "duration_s", report.duration_s
     for world_size, each in report.median_warm_scenario_ms.items():

@@ -127,7 +127,6 @@ def _bar(span: Span, y: float, scale: float) -> Bar:
 
 
 def _ticks(total_ns: int, scale: float) -> tuple[Tick, ...]:
-    """Return marks at round times."""
     step = 1.0
     while total_ns / step > _NUM_TICKS:
         step *= 2.5 if str(int(step)).startswith("2") else 2  # 1, 2, 5, 10, 20, 50 ...

@@ -48,7 +48,6 @@ def why_unsupported(scenario: Scenario, subject: Subject, backend: Backend) -> s
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in `value`, JSON data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -106,7 +106,6 @@ class ScenarioRunner:
         return await self._report(case, tried, settled)
 
     def _prepare(self, scenario: Scenario) -> _Case:
-        """Decide what runs, for how long, and whether on fresh ranks."""
         self._started[scenario.id] = scenario
         program = get_program(scenario.program)
         if program.without_ddp:  # the backend is judged by itself
@@ -173,7 +172,6 @@ class ScenarioRunner:
         return await settlement.of(tried.attempt, lambda result: self._is_known(case.scenario, result))
 
     async def _report(self, case: _Case, tried: _Tried, settled: Settled) -> Outcome:
-        """Return the outcome, and doubt the ranks of a failure."""
         self._on_observed(case.scenario, settled.attempt.observations)
         # A backend that is known to fail there leaves no DDP behind.
         excuse = self._excuses(case.scenario, settled.result)

@@ -61,7 +61,6 @@ def _scenario(fields: dict[str, Any]) -> Scenario:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Replace the file atomically."""
     file.parent.mkdir(exist_ok=True)
     own = file.with_suffix(f".{os.getpid()}")
     own.write_bytes(data)

@@ -203,7 +203,6 @@ def swallows(subject: Subject, option: str) -> bool:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Whether an option has torch's default."""
     return name in DEFAULTS and value is DEFAULTS[name]
 
 

@@ -227,7 +227,6 @@ def _shared_memory() -> int | None:
 
 
 def _default_group() -> list[object]:
-    """Return the identity and the attributes of the default group."""
     group = dist.distributed_c10d._world.default_pg
     return [id(group), sorted(vars(group)) if hasattr(group, "__dict__") else []]
 

@@ -122,7 +122,6 @@ class _Space:
 
 
 def _code(function: FunctionType) -> tuple[object, ...]:
-    """Return the code and the defaults of a function."""
     keywords = function.__kwdefaults__ or {}
     return function.__code__, *(function.__defaults__ or ()), *keywords, *keywords.values()
 

@@ -26,7 +26,6 @@ def gradients(*sizes: int, step: int = 0, first: int = 0, **changes: Any) -> tup
 
 
 def returned(rank: int, history: tuple[Collective, ...] = (), facts: Facts | None = None, **rest: Any) -> Observation:
-    """Return the observation of a rank that ran to its end."""
     return Observation(rank, Ending("returned"), {"done": True} if facts is None else facts, history=history, **rest)
 
 
@@ -37,7 +36,6 @@ def raised(
     traceback: str = "",
     facts: Facts = {"begun": True},  # noqa: B006 - nobody changes it
 ) -> Observation:
-    """Return the observation of a rank whose program raised `error` in backward."""
     return Observation(
         rank,
         Ending("raised"),
@@ -49,13 +47,11 @@ def raised(
 
 
 def ended(rank: int, kind: str, history: tuple[Collective, ...] = (), **rest: Any) -> Observation:
-    """Return the observation of a rank that did not report, in backward."""
     detail = {"killed": "killed by SIGKILL", "exited": "exited 3"}.get(kind, kind)
     rest = {"phase": "backward", **rest}
     return Observation(rank, Ending(kind, 3, detail), history=history, **rest)
 
 
 def evidence_of(*observations: Observation, expected: Mapping[int, Facts] | None = None, **scenario: Any) -> Evidence:
-    """Return evidence about a scenario of as many ranks as there are observations."""
     changed = SCENARIO.replace(world_size=len(observations), **scenario)
     return Evidence(changed, {observation.rank: observation for observation in observations}, expected)

@@ -18,7 +18,6 @@ def imported_names(path: Path) -> set[str]:
 
 
 def names_in(tree: ast.AST) -> set[str]:
-    """Return the dotted names that a module imports: modules, and what it takes from them."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

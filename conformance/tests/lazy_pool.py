@@ -18,7 +18,6 @@ class LazyPool(Relay):
         self._ends = threading.Event()
 
     def allreduce(self, tensors: Any, *options: Any) -> dist.Work:
-        """Reduce, and start a thread."""
         threading.Thread(target=self._ends.wait, name="worker of the pool", daemon=True).start()
         return self.inner.allreduce(tensors, *options)
 

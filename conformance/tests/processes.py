@@ -14,7 +14,6 @@ CAN_GATHER = _KERNEL >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").i
 
 
 def huge_kb(pid: int) -> int:
-    """Return how much of the process's memory is in huge pages."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
 

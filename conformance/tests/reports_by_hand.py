@@ -88,7 +88,6 @@ def run_report(
 
 
 def stored(folder: Path, *outcomes: Outcome, **changes: Any) -> Report:
-    """Write the report of a run of `outcomes` into `folder`, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     report = run_report(*outcomes, **changes)
     write_report(report, CATALOGUE, folder)

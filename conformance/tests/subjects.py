@@ -35,7 +35,6 @@ class DeafAtFirst(DistributedDataParallel):
         type(self)._num_made += 1
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, and reduce unless this is the first wrapper."""
         return self.module(*args, **kwargs) if self._is_first else super().forward(*args, **kwargs)
 
 
@@ -50,7 +49,6 @@ class NeedsAPlainOne(DistributedDataParallel):
         self._is_deaf = not self._had_a_plain_one
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, and reduce if there was a plain wrapper."""
         return self.module(*args, **kwargs) if self._is_deaf else super().forward(*args, **kwargs)
 
 
@@ -62,12 +60,10 @@ class Unsynchronised(nn.Module):
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
         return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do as always."""
         yield
 
 
@@ -113,7 +109,6 @@ class Plain(nn.Module):
         parameter.grad.div_(dist.get_world_size(self._group))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
         return self.module(*args, **kwargs)
 
 

@@ -20,7 +20,6 @@ MADE = made_by_all({"torch": "2.13.0"}, datetime.date(2030, 1, 2))
 
 
 def mutant(name: str, *kills: Kill) -> Mutant:
-    """Return a mutant of the catalogue as if it were to be told by `kills`."""
     (known,) = (one for one in load_mutants() if one.name == name)
     return Mutant(name, known.target, known.of, kills)
 
@@ -76,7 +75,6 @@ def test_the_file_says_that_some_of_its_rows_are_younger() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a file that says that every kill of the catalogue was seen."""
     seen = tuple(Detection(one, kill, Fate.KILLED) for one in load_mutants() for kill in one.kills)
     torch = load_deviations()
     found = Found(seen, tuple(Detection(torch, kill, Fate.KILLED) for kill in torch.kills))

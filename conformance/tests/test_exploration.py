@@ -67,7 +67,6 @@ class Imagined(ScenarioRunner):
         self.seen: list[Scenario] = []
 
     async def judge(self, scenario: Scenario) -> Outcome:
-        """Look the features up."""
         self.seen.append(scenario)
         verdict = self.verdict_of(features(scenario))
         return Outcome.of(scenario, ScenarioResult("imagined", verdict, 1.0, 1, (), ()), warm=True)

@@ -16,7 +16,6 @@ SHORT = timedelta(milliseconds=1)
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
-    """Return a store that this process shares with nobody."""
     store = HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     return store

@@ -56,14 +56,12 @@ def room_of(name: str) -> str:
 
 
 def chapter_of(name: str) -> str:
-    """Return the folder of `chapters/` that module `name` is in, empty if in none."""
     parts = name.split(".")
     in_folder = parts[1] == "chapters" and len(parts) > 2 and (CHAPTERS_DIR / parts[2]).is_dir()
     return parts[2] if in_folder else ""
 
 
 def imports() -> Iterator[tuple[str, str]]:
-    """Yield every module of the package with each name that it imports."""
     for path in modules():
         own = module_name(path, ROOT)
         yield from ((own, name) for name in imported_names(path))
@@ -124,7 +122,6 @@ MOST_LIMITS = 15
 
 
 def numbers_of_seconds(path: Path) -> list[str]:
-    """Return the names of the constants of a module that are written as a number of seconds."""
     return [
         target.id
         for node in ast.parse(path.read_text(encoding="utf-8")).body

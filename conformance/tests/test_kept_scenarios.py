@@ -23,7 +23,6 @@ class Making:
         self.times = 0
 
     def __call__(self) -> tuple[Scenario, ...]:
-        """Return one scenario, whose seed is the number of the call."""
         self.times += 1
         return (ONE.replace(seed=self.times),)
 

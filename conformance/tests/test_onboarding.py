@@ -26,7 +26,6 @@ COMMANDS = ("ddp-conformance ", "cd ", "pytest", "python -m pip ")
 
 
 def commands_of(page: str) -> list[str]:
-    """Return the lines of indented blocks that are commands, in their order."""
     blocks = re.findall(r"(?:^\n)((?:    .*\n)+)", page, re.MULTILINE)
     return [line.strip() for block in blocks for line in block.splitlines() if line.strip().startswith(COMMANDS)]
 

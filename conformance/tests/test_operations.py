@@ -337,7 +337,6 @@ def test_values_that_moved_and_what_the_output_held_before_are_recognised(
 
 
 def filled(like: Tensor) -> Tensor:
-    """Return what an output is filled with before an operation."""
     return torch.full_like(like.view(torch.uint8), sentinel(like.dtype)).view(like.dtype)
 
 

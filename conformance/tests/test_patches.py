@@ -108,7 +108,6 @@ def group() -> Iterator[None]:
 
 
 def gradient(wrapper: nn.Module) -> float:
-    """Return the gradient of the one weight, which is 1 without a bug."""
     wrapper(torch.ones(1, 1)).sum().backward()
     (weight,) = wrapper.parameters()
     value, weight.grad = float(weight.grad), None  # type: ignore[arg-type]

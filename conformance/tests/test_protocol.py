@@ -41,7 +41,6 @@ COLLECTIVES = st.builds(
 
 
 def _in_groups(collectives: list[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives numbered as a recorder does, within their group."""
     count: dict[str, int] = {}
     numbered = []
     for one in collectives:

@@ -306,7 +306,6 @@ def _rank_main(rank: int, directory: str) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what both ranks report: `<mode>/<experiment>` -> value and history."""
     directory = tmp_path_factory.mktemp("recorder")
     spawn(_rank_main, (str(directory),), nprocs=WORLD_SIZE)
     return [_load(directory / f"rank{rank}.pt") for rank in range(WORLD_SIZE)]

@@ -22,7 +22,6 @@ def relied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> R
 
 @pytest.fixture
 def nothing_inherited() -> Iterator[None]:
-    """Forget what was looked at, before the test and after it."""
     inherited.cache_clear()
     yield
     inherited.cache_clear()

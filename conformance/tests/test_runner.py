@@ -75,7 +75,6 @@ class PretendedRanks:
 
 @pytest.fixture(autouse=True)
 def answer_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every scenario expect one fact, `answer` = 42."""
     program = Program("train", lambda ctx: None, invariants=())
     program.expects(lambda scenario: {rank: {"answer": 42} for rank in range(scenario.world_size)})
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)

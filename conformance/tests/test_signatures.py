@@ -28,7 +28,6 @@ SUBJECT = "conformance.tests.subjects:Unsynchronised"
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return a private and a public key, as openssl writes them."""
     return _keys(tmp_path_factory.mktemp("keys"))
 
 

@@ -39,7 +39,6 @@ FIRST_RUNGS = ("import", "import DDP", "declaration", "factory", "rendezvous", "
 
 
 def footings(output: str) -> list[tuple[str, ...]]:
-    """Return status and rung of every line of the ladder."""
     lines = output.split("\n\n")[0].splitlines()
     return [(line[:12].strip(), line[12:42].strip()) for line in lines if line[:12].strip() and line[12:13].strip()]
 

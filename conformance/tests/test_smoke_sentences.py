@@ -35,7 +35,6 @@ def without(source: str, class_name: str, method: str) -> str:
 
 
 def names_of(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a class defines or copies."""
     if isinstance(node, ast.FunctionDef):
         return {node.name}
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} if isinstance(node, ast.Assign) else set()
@@ -50,7 +49,6 @@ def variants(source: str) -> Iterator[tuple[str, str]]:
 
 
 def targets_of(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a class defines."""
     if isinstance(node, ast.FunctionDef):
         return {node.name}
     return {part.id for part in node.targets if isinstance(part, ast.Name)} if isinstance(node, ast.Assign) else set()

@@ -30,7 +30,6 @@ LONG = ("training", "composed")
 
 
 def one_of_each() -> list[Scenario]:
-    """Return the smallest scenario of each requirement and program."""
     found: dict[tuple[str, str], Scenario] = {}
     for scenario in sorted(load_scenarios(), key=lambda scenario: scenario.world_size):
         if scenario.world_size >= 2 and scenario.chapter not in LONG:

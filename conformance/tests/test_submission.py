@@ -59,13 +59,11 @@ def signed(report: Path, key: Path) -> None:
 
 @pytest.fixture
 def sent(made: Path, tmp_path: Path) -> Path:
-    """Return a copy of the signed report, for a test to change."""
     shutil.copytree(made, tmp_path / "sent")
     return tmp_path / "sent"
 
 
 def forge(sent: Path, made: Path, change: Callable[[Report], Report], *, key: Path | None = None) -> None:
-    """Change a report and sign it again, as its owner can."""
     report = change(read_report(sent))
     (sent / "report.json").write_text(report_text(report))
     for name in (CHECKSUMS, SIGNATURE, PUBLIC_KEY):

@@ -70,7 +70,6 @@ def test_a_mistake_of_the_program_is_an_error_of_the_harness(monkeypatch: pytest
 
 
 def digest(run: Scenario) -> str:
-    """Return a digest of every fact of every rank."""
     total = hashlib.sha256()
     for facts in truth_of(run).values():
         for name, value in facts.items():

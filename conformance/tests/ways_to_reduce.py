@@ -41,12 +41,10 @@ class Averaging(TorchDDP):
         self.register_comm_hook(None, hook)
 
     def make_group(self, group: dist.ProcessGroup) -> Any:
-        """Return what `average` communicates in: `group`."""
         return group
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """Return the mean of `flat` over the ranks."""
         raise NotImplementedError
 
 
@@ -59,7 +57,6 @@ class Gathers(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By all_gather."""
         parts = [torch.empty_like(flat) for _ in range(group.size())]
         dist.all_gather(parts, flat, group=group)
         return torch.stack(parts).sum(0) / group.size()
@@ -70,7 +67,6 @@ class Sends(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By isend and irecv."""
         parts = {peer: torch.empty_like(flat) for peer in range(group.size()) if peer != group.rank()}
         works = [dist.isend(flat, group=group, group_dst=peer) for peer in parts]
         works += [dist.irecv(part, group=group, group_src=peer) for peer, part in parts.items()]
@@ -85,7 +81,6 @@ class Shards(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By reduce_scatter and all_gather."""
         padded = _padded(flat, group.size())
         shard = padded.new_empty(padded.numel() // group.size())
         dist.reduce_scatter_tensor(shard, padded, group=group)
@@ -98,7 +93,6 @@ class ShardsByAllToAll(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By all_to_all and all_gather."""
         padded = _padded(flat, group.size())
         pieces = torch.empty_like(padded)
         dist.all_to_all_single(pieces, padded, group=group)
@@ -112,7 +106,6 @@ class Serves(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By reduce and broadcast."""
         dist.reduce(flat, group_dst=0, group=group)
         mean = flat / group.size()
         dist.broadcast(mean, group_src=0, group=group)
@@ -124,7 +117,6 @@ class Widens(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By all_reduce of float64."""
         wide = flat.double()
         dist.all_reduce(wide, group=group)
         return (wide / group.size()).to(flat.dtype)
@@ -135,7 +127,6 @@ class Pads(Averaging):
 
     @staticmethod
     def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
-        """By all_reduce of a bucket with zeros at its end."""
         padded = _padded(flat, 64)
         dist.all_reduce(padded, group=group)
         return padded[: flat.numel()] / group.size()
@@ -145,7 +136,6 @@ class InPairs(Averaging):
     """Sums among two neighbours, then among the first of the pairs, who tell their neighbours."""
 
     def make_group(self, group: dist.ProcessGroup) -> Any:
-        """Return the number of ranks, this rank's pair, and the group of the first ones if this rank is one."""
         everyone = dist.get_process_group_ranks(group)
         pairs = [dist.new_group(everyone[first : first + 2]) for first in range(0, len(everyone), 2)]
         firsts = dist.new_group(everyone[::2])
@@ -156,7 +146,6 @@ class InPairs(Averaging):
 
     @staticmethod
     def average(group: Any, flat: Tensor) -> Tensor:
-        """By reduce, all_reduce and broadcast."""
         size: int
         size, pair, *firsts = group
         dist.reduce(flat, group_dst=0, group=pair)

@@ -20,7 +20,6 @@ from conformance.programs.registry import program_without_truth
 
 @program_without_truth("workers/idle")
 def idle(ctx: RankContext) -> None:
-    """Do nothing but say who this is."""
     ctx.observe("pid", os.getpid())
 
 
@@ -141,7 +140,6 @@ def base_error(ctx: RankContext) -> None:
 
 @program_without_truth("workers/unsupported")
 def unsupported(ctx: RankContext) -> None:
-    """Say that it cannot be done here."""
     ctx.observe("pid", os.getpid())
     ctx.unsupported("no such device")
 
@@ -194,13 +192,11 @@ def long_answer(ctx: RankContext) -> None:
 
 @program_without_truth("workers/random")
 def random_numbers(ctx: RankContext) -> None:
-    """Draw from the global generator."""
     ctx.observe("drawn", torch.rand(4))
 
 
 @program_without_truth("workers/environment")
 def environment(ctx: RankContext) -> None:
-    """Observe what a rank finds around it."""
     ctx.observe("torch_threads", torch.get_num_threads())
     threads = map(int, os.listdir("/proc/self/task"))  # the backend's, too
     ctx.observe("policies", sorted({os.sched_getscheduler(thread) for thread in threads}))
@@ -218,7 +214,6 @@ class Unreadable:
 
 @program_without_truth("workers/unreadable")
 def unreadable(ctx: RankContext) -> None:
-    """Observe what cannot travel."""
     ctx.facts["smuggled"] = Unreadable()
 
 
@@ -251,7 +246,6 @@ LEAKS: dict[str, tuple[Callable[[], object], str]] = {
 
 @program_without_truth("workers/leak")
 def leak(ctx: RankContext) -> None:
-    """Leave something behind on every rank."""
     ctx.observe("pid", os.getpid())
     LEAKS[ctx.arguments["what"]][0]()
 

@@ -280,7 +280,6 @@ def _operation(options: Any) -> Any:
 
 
 def _reduced(tensors: Sequence[Tensor], operation: Any) -> Tensor:
-    """Return the reduction of one tensor per rank, from the first rank to the last."""
     total = reduce(_OPERATIONS[operation], tensors)
     return total / len(tensors) if operation == dist.ReduceOp.AVG else total
 

@@ -33,7 +33,6 @@ class TestRanks:
     __test__ = False  # for pytest, which takes any class of this name for a test
 
     def __init__(self, subject: Subject) -> None:
-        """Start nothing yet."""
         self._subject = subject
         self._controllers: dict[int, Controller] = {}
         self._numbers = itertools.count()

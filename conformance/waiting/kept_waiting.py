@@ -97,7 +97,6 @@ def _waits_ns(pid: int) -> dict[str, int]:
 
 
 def _ready(pid: int) -> dict[str, bytes]:
-    """Return what is counted for each thread that wants the processor, or has it, or waits for the disk."""
     ready: dict[str, bytes] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -12,7 +12,6 @@ class Processors:
     """Looks at the machine's processors from time to time."""
 
     def __init__(self) -> None:
-        """Take the first look."""
         self._looked_at, self._idle_s = time.monotonic(), _idle_s()
 
     def num_idle(self) -> float:

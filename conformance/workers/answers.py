@@ -91,7 +91,6 @@ class Answers:
         return seen, self._deadline.given(seen) - trio.current_time()
 
     async def _take(self, channel: Channel) -> None:
-        """Take the message of a rank, or note that there will be none."""
         rank, message = self._listening[channel].rank, None
         try:
             while message is None:

@@ -266,7 +266,6 @@ class AttachedController:
         return [living[rank * len(living) // world_size] for rank in range(world_size)]
 
     async def _follow(self, agent: Reached, order: _Order) -> None:
-        """Wait until the agent has answered, or give it up."""
         while agent.rank not in order.observations:
             with trio.move_on_at(min(order.end, max(order.due, agent.last_message_at + _SILENCE_S))) as waiting:
                 await trio.lowlevel.wait_readable(agent.channel)

@@ -195,7 +195,6 @@ class Controller:
         self._keep(key, [one for one in idle if one.reusable][-_MOST_IDLE:], of=idle)
 
     def _keep(self, key: _PoolKey, kept: list[Pool], *, of: list[Pool]) -> None:
-        """Keep some idle pools, and close the others."""
         for one in of:
             if one not in kept:
                 one.close()

@@ -121,12 +121,10 @@ class CopiedState(TorchSurface):
         return list(self.named_module_buffers.values())
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
-        """Whether buffers are to be synchronised now, before this forward."""
         before = self._buffer_hook is None or self._buffer_hook.location is BufferHookLocation.PRE_FORWARD
         return before and self.will_sync_module_buffers()
 
     def _check_sync_bufs_post_fwd(self) -> bool:
-        """Whether buffers are to be synchronised now, after this forward."""
         after = self._buffer_hook is not None and self._buffer_hook.location is BufferHookLocation.POST_FORWARD
         return after and self.will_sync_module_buffers()
 

@@ -177,7 +177,6 @@ class TorchSurface(nn.Module):
         yield
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        """Keep the message for the logging data, and raise it."""
         raise self.reducer.telemetry.logged(err_type(err_msg))
 
     # -- which parameters ---------------------------------------------------------------------------------------------

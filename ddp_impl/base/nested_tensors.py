@@ -99,7 +99,6 @@ def _attributes(item: Any) -> Iterable[Any]:
 
 
 def _stored(item: Any) -> Iterable[Any]:
-    """Return the values of an object's `__dict__` and slots."""
     try:
         values = [*object.__getattribute__(item, "__dict__").values()]
     except AttributeError:

@@ -197,7 +197,6 @@ class Fuser:
         self.graph.erase_node(gradient.call)
 
     def _call(self, target: Callable[..., Any], *args: Any) -> fx.Node:
-        """Add a node at the insertion point, with its value."""
         node = self.graph.call_function(target, args)
         values = fx.map_arg(args, value_of)
         with self._fake_mode:

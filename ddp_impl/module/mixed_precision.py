@@ -292,7 +292,6 @@ class Casts:
 
 
 def _has_streams(device: torch.device) -> bool:
-    """Whether work on `device` can be put on streams."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
 

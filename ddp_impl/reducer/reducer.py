@@ -548,7 +548,6 @@ class Reducer:
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: tuple[Action, ...]) -> None:
-        """Perform the actions of an event."""
         for action in actions:
             _PERFORM[action](self)()
 

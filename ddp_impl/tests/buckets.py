@@ -29,5 +29,4 @@ def bucket_of(
 
 
 def gradients_of(bucket: Bucket) -> list[Tensor]:
-    """Return copies of the gradients that are there."""
     return [parameter.grad.clone() for parameter in bucket.parameters if parameter.grad is not None]

@@ -28,7 +28,6 @@ def average_in_graph(ddp: DistributedDataParallel, fusion: Fusion = Fusion.CONCA
 
 
 def layers(count: int) -> nn.Sequential:
-    """Return `count` linear layers with activations between them."""
     modules: list[nn.Module] = []
     for _ in range(count):
         modules += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
@@ -63,7 +62,6 @@ class Recorder:
 
 
 def averaged_parameters(module: nn.Module, leave_out: Sequence[str] = ()) -> AveragedParameters:
-    """Return the trainable parameters of `module` as DDP would manage them."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad and n not in leave_out]
     specs = [
         ParameterSpec(index, name, p.numel() * p.element_size(), (str(p.dtype), str(p.device)))
@@ -73,7 +71,6 @@ def averaged_parameters(module: nn.Module, leave_out: Sequence[str] = ()) -> Ave
 
 
 def capture(module: nn.Module, *inputs: Any) -> tuple[fx.GraphModule, list[Any]]:
-    """Return the one graph that Dynamo makes of `module`, with its example inputs."""
     torch._dynamo.reset()
     recorder = Recorder()
     torch.compile(module, backend=recorder, fullgraph=True)(*inputs)
@@ -82,7 +79,6 @@ def capture(module: nn.Module, *inputs: Any) -> tuple[fx.GraphModule, list[Any]]
 
 
 def gradients(module: nn.Module, call: Callable[..., Tensor], *inputs: Any) -> dict[str, Tensor | None]:
-    """Return output and gradients of one step of `module`, run through `call`."""
     module.zero_grad()
     output = call(*inputs)
     output.sum().backward()
@@ -91,7 +87,6 @@ def gradients(module: nn.Module, call: Callable[..., Tensor], *inputs: Any) -> d
 
 
 def assert_same(ours: dict[str, Tensor | None], truth: dict[str, Tensor | None]) -> None:
-    """Compare two results of `gradients`."""
     assert ours.keys() == truth.keys()
     for name, expected in truth.items():
         actual = ours[name]

@@ -23,7 +23,6 @@ def come(counter: Arrivals, *indices: int) -> list[int]:
 
 
 def check_invariants(counter: Arrivals) -> None:
-    """Assert what holds between calls."""
     awaited = [0] * len(counter.pending)
     for index, left in enumerate(counter.due):
         awaited[counter.bucket_of[index]] += left != 0

@@ -20,7 +20,6 @@ ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """Make this process a group of one rank."""
     torch._dynamo.reset()
     with group_of_one():
         yield

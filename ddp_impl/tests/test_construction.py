@@ -110,7 +110,6 @@ def built(kind: str) -> nn.Module:
 
 
 def options_of(kind: str, given: Any, module: Any) -> dict[str, Any]:
-    """Return the options of a rank that disagrees in `kind`."""
     if kind == "mixed_precision":
         return {kind: MixedPrecision(reduce_dtype=given)}
     if kind == "delay_all_reduce_named_params":

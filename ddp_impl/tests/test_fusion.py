@@ -37,7 +37,6 @@ class BackwardGraph:
     """A graph as a compiler sees it: a chain of computations, each of which yields a gradient that is averaged."""
 
     def __init__(self) -> None:
-        """Begin with the divisor and one tangent."""
         self.graph = fx.Graph()
         self.divisor = self._input("divisor", torch.tensor(WORLD_SIZE))
         self.tangent = self._input("tangent", torch.tensor(3.0))

@@ -40,7 +40,6 @@ ONE_LAYER_MB = LAYER_BYTES / 2**20
 
 @pytest.fixture
 def recorder() -> Iterator[CollectiveRecorder]:
-    """Make this process a group of one rank, whose collectives are recorded."""
     torch._dynamo.reset()
     recorder = CollectiveRecorder()
     init_process_group(GLOO, recorder, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -51,14 +50,12 @@ def recorder() -> Iterator[CollectiveRecorder]:
 
 
 def wrap(model: nn.Module, fusion: Fusion = Fusion.CONCAT, **options: Any) -> DistributedDataParallel:
-    """Wrap `model` so that its compiled backward averages."""
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": ONE_LAYER_MB, **options})
     average_in_graph(ddp, fusion)
     return ddp
 
 
 def issued(recorder: CollectiveRecorder) -> list[tuple[str, str]]:
-    """Return (operation, dtype) of everything that the backward issued."""
     return [(entry.op, entry.dtypes[0]) for entry in recorder.history() if entry.phase == "backward"]
 
 

@@ -47,7 +47,6 @@ print("trained")
 
 
 def suite() -> set[str]:
-    """Return the top-level modules of the extra `suite`."""
     extra = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]["suite"]
     names = {name.partition(">=")[0].replace("-", "_") for name in extra}
     return (names - {"pytest_xdist"}) | {"xdist", "_pytest", "conformance"}

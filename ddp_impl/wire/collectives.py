@@ -242,12 +242,10 @@ def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) ->
 
 
 def _is_flat(chunk: Sequence[Tensor]) -> bool:
-    """Whether the values lie in memory as they are sent."""
     return len(chunk) == 1 and chunk[0].is_contiguous() and not is_lazy(chunk[0])
 
 
 def _flattened(chunk: list[Tensor]) -> Tensor:
-    """Return a copy of the values of tensors of one kind, one behind the other."""
     if any(map(Tensor.is_conj, chunk)) or any(map(Tensor.is_neg, chunk)):
         chunk = [tensor.resolve_conj().resolve_neg() for tensor in chunk]
     return flattened(chunk)

@@ -31,7 +31,6 @@ FILES = (COUNTS, DETECTED, PAGE)
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the generated files that the command takes for the checkout."""
     for file in FILES:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)

@@ -19,7 +19,6 @@ ASKED = "GRAD-18"
 
 
 def done(*command: str | Path, **variables: str | Path) -> str:
-    """Return what a command said; it must succeed."""
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -248,7 +248,6 @@ class SimGroup(dist.ProcessGroup):
         return work
 
     def _carry_out(self, method: str, arguments: list[Any]) -> list[Any]:
-        """Call gloo on the CPU; returns its works: one, or one for each output."""
         if part := _PARTS.get(method):
             pairs = zip(arguments[0], arguments[1], strict=True)
             return [work for pair in pairs for work in self._carry_out(part, [*pair, *arguments[2:]])]

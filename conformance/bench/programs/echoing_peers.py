@@ -39,7 +39,6 @@ class EchoingPeers(dist.ProcessGroup):
     """Rank 0 of `world_size` ranks, of which all others send what it sends."""
 
     def __init__(self, world_size: int) -> None:
-        """Make the group; nothing is connected."""
         super().__init__(0, world_size)  # type: ignore[call-arg]
         self._world_size = world_size
 

@@ -56,7 +56,6 @@ class BackendGrid(Grid):
     """Makes the scenarios of one chapter. They are not recorded: nothing stands between torch and the backend."""
 
     def __init__(self, chapter: str) -> None:
-        """Take the chapter's name."""
         super().__init__(chapter, ENDS_SOON | fields(recorded=False, min_collectives=0))
 
     def disagreements(

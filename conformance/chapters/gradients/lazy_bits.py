@@ -86,7 +86,6 @@ def _value(tensor: Tensor) -> Tensor:
 
 
 def _set_gradients(module: Lazy, turn: RankStep) -> None:
-    """Give parameters gradients with a bit, to which the backward adds."""
     real, imaginary, scale = (UNIT * turn.inputs(1, WIDTH, micro=micro)[0] for micro in (5, 6, 7))
     module.weight.grad = conjugated(torch.complex(real, imaginary))
     module.scale.grad = negated(scale)

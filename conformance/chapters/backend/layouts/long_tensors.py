@@ -61,12 +61,10 @@ def _asks_nothing(work: Any) -> bool:
 
 
 def _says_done(work: Any) -> bool:
-    """Whether the Work comes to say that it is done, which others judge."""
     return any(work.is_completed() for _ in process_seconds(_PATIENCE_S, pause_s=_PAUSE_S))
 
 
 def _has_future_done(work: Any) -> bool:
-    """Whether the Work has a future, and that comes to be done."""
     try:
         future = work.get_future()
     except RuntimeError:

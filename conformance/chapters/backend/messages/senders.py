@@ -158,7 +158,6 @@ def _asked_before_any(ctx: RankContext, receiver: int) -> str:
 
 
 def _counts_as_done(work: Any) -> bool:
-    """Whether a Work, or its future if it has one, says that it is done."""
     if work.is_completed():
         return True
     try:

@@ -79,7 +79,6 @@ def _monitored_barrier(ctx: RankContext, group: Any) -> str:
 
 
 def _abort(ctx: RankContext, group: Any) -> str:
-    """Abort the group while an operation waits for the last rank."""
     if ctx.rank == ctx.world_size - 1:
         return ""
     work = dist.all_reduce(torch.ones(4, device=ctx.device), group=group, async_op=True)
