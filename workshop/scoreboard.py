@@ -77,7 +77,7 @@ def _version(report: Report, distributions: Mapping[str, str]) -> str:
 
 
 def _cell(report: Report, chapter: str) -> str:
-    """Return how many requirements of `chapter`, or of all chapters, came to which verdict."""
+    """Return how many requirements of `chapter`, or of all chapters, have which verdict."""
     found: Counter[Verdict] = Counter()
     for requirement in report.requirements:
         if chapter in ("", requirement.chapter):

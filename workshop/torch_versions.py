@@ -54,7 +54,7 @@ rungs, `upstream` torch's own tests. *7 of 9* scenarios: the run was ended after
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one profile came to: counts of verdicts by column, and the requirements by the verdict of torch.
+    """The result of one profile: counts of verdicts by column, and the requirements by the verdict of torch.
 
     These are verdicts on torch's DDP, of profile `backend` on gloo; none where neither was judged.
     """
@@ -85,7 +85,7 @@ class Judged:
 
     @staticmethod
     def of_smoke(file: Path, head: Sequence[str]) -> Judged:
-        """Return how many rungs of the ladder whose lines are in `file` came to what."""
+        """Return how many rungs of the ladder whose lines are in `file` have which status."""
         counted = Counter(line[:12].strip() for line in file.read_text(encoding="utf-8").splitlines())
         rungs = {each.value: counted[each.value] for each in Status if counted[each.value]}
         day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()

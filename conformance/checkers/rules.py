@@ -43,18 +43,18 @@ def _wrong_shape(case: WrongValue) -> str:
 
 
 #: How many different values a tensor needs for its order to be distinctive: a flag has two.
-_TELLING = 3
+_FEWEST_DISTINCT = 3
 
 
-def _order_tells(values: Tensor) -> bool:
+def _order_is_distinctive(values: Tensor) -> bool:
     parts = torch.view_as_real(values) if values.is_complex() else values.unsqueeze(-1)
-    return len(parts.reshape(-1, parts.shape[-1]).unique(dim=0)) >= _TELLING
+    return len(parts.reshape(-1, parts.shape[-1]).unique(dim=0)) >= _FEWEST_DISTINCT
 
 
 def _transposed(case: WrongValue) -> str:
     return (
         "the expected values transposed: wrong strides"
-        if case.wanted.dim() == 2 and _order_tells(case.got) and same(case.wanted.t(), case.got)
+        if case.wanted.dim() == 2 and _order_is_distinctive(case.got) and same(case.wanted.t(), case.got)
         else ""
     )
 
@@ -291,7 +291,7 @@ def _mixed_up(case: WrongValue) -> str:
 
 def _reordered(case: WrongValue) -> str:
     wanted, got = case.wanted.reshape(-1), case.got.reshape(-1)
-    if got.is_complex() or not _order_tells(got) or not same(wanted.sort().values, got.sort().values):
+    if got.is_complex() or not _order_is_distinctive(got) or not same(wanted.sort().values, got.sort().values):
         return ""
     return "the expected values in another order: a wrong offset, or wrong strides"
 

@@ -204,7 +204,7 @@ def _judge_generated(
 def _judge_definition(
     names: tuple[str, ...], profile: str, chapter: str, sample: int | None, seed: int, swaps: bool, folder: Path
 ) -> None:
-    from conformance.mutants.definition import Judge, ask_all, judge_all, sampled
+    from conformance.mutants.definition import Judge, judge_all, sampled, traces_of
     from conformance.mutants.swaps import SWAPS, unnoticed
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
@@ -216,16 +216,16 @@ def _judge_definition(
     if not scenarios:
         raise ReportError(f"profile {profile} has no scenario of chapter {chapter}")
     mistakes = sampled(names, sample, seed)
-    asked = ask_all(scenarios, folder, lambda text: say(text, err=True))
+    traces = traces_of(scenarios, folder, lambda text: say(text, err=True))
     if swaps:
         for swap in SWAPS:
-            ids = list(unnoticed(swap, catalogue, asked, scenarios))
+            ids = list(unnoticed(swap, catalogue, traces, scenarios))
             say(f"{swap.name}: {', '.join(ids) or 'noticed wherever it is spoken of'}")
         return
     gc.freeze()  # each mistake is judged in a fork, which would walk, and copy, all of torch
     try:
         with _printing_verdicts("the definition") as take:
-            for one in judge_all(mistakes, Judge(asked, scenarios).judge, folder):
+            for one in judge_all(mistakes, Judge(traces, scenarios).judge, folder):
                 take(one)
     finally:
         gc.unfreeze()

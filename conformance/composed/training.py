@@ -273,7 +273,7 @@ def trains(blocks: Sequence[Block]) -> bool:
     """Whether some parameter of `blocks` is trained; a shared block that is frozen freezes all shared ones."""
     if all(block.trainable for block in blocks if block.kind == "shared"):
         return any(block.trainable for block in blocks)
-    # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and nothing tells why.
+    # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and no rank learns why.
     # A reentrant checkpoint of inputs without a gradient has none either.
     return any(
         block.trainable and block.when == "always" and block.kind != "shared" and block.checkpoint != "reentrant"

@@ -1,4 +1,4 @@
-"""The catalogue of mutants: which there are, what each is made from, and which requirements are to tell them apart.
+"""The catalogue of mutants: which there are, what each is made from, and which requirements must detect it.
 
 A chapter keeps its mutants in its folder, in `mutants.py`, and says about them in `mutants.toml`:
 
@@ -11,7 +11,7 @@ a user reads first names the bug.
 A mutant stands in the chapter of the requirement that it breaks first. Backends that are wrong belong to no chapter:
 they are in `backends.py`, beside this module, made from gloo, and `catalogue.toml` speaks of them.
 
-A key may also be the id of one scenario, where only that one can tell. `survives` is a requirement that one might
+A key may also be the id of one scenario, if only that one detects it. `survives` is a requirement that one might
 expect to notice and that is known not to: a gap, or a freedom that a DDP has. `deviations` are what torch's own DDP
 breaks.
 """
@@ -44,7 +44,7 @@ CONTROLS = {"torch": "SubclassOfTorch", "ddp_impl": "Subclass"}
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A requirement, or one scenario of it, that tells a mutant; some finding must hold `evidence`.
+    """A requirement, or one scenario of it, that detects a mutant; some finding must hold `evidence`.
 
     With `survived` the mutant is known to survive it.
     """
@@ -96,7 +96,7 @@ class Mutant:
 
     @property
     def control(self) -> Trial:
-        """The base, made into a mutant that has no bug: what tells it from the base tells of no bug."""
+        """The base, made into a mutant that has no bug: a scenario that detects it is wrong."""
         if self.of == "gloo":
             relayed = f"{UNCHANGED}:RELAYED" if self.backend == "gloo" else self.backend
             return Trial(self.base.subject, get_backend(relayed))
@@ -117,7 +117,7 @@ class Mutant:
 #: made from `gloo`, or from a relay over it, `gloo on conformance.mutants.modest:MODEST`.
 _ON = " on "
 
-#: What a mutant has there besides the requirements that tell it.
+#: The key of a mutant that is no requirement.
 _WORDS = "words"
 
 #: torch's own DDP, where it deviates: judged as a mutant of `ddp_impl`, and not counted as one.
@@ -175,7 +175,7 @@ def _kills(table: dict[str, Any]) -> tuple[Kill, ...]:
 def chosen(names: Iterable[str], profile: str, catalogue: Catalogue, chapter: str = "") -> tuple[Mutant, ...]:
     """Return the mutants called `names` (all, if none) with those of their kills that are in `profile` (all, if empty).
 
-    With a `chapter` only those are returned of which a requirement of the chapter is to tell, with all of their kills.
+    With a `chapter` only mutants that a requirement of the chapter must detect are returned, with all of their kills.
 
     Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile or
     chapter.

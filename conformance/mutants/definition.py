@@ -1,7 +1,7 @@
-"""Mutants of the definition that a machine makes: which scenarios ask for what the definition says.
+"""Mutants of the definition that a machine makes: which scenarios depend on each line of the definition.
 
 A mutant is killed where a scenario's truth, or a fact that its program states, is no longer what it was. No ranks run:
-each mutant is made in a fork of this process, which has warmed up, and is asked of the scenarios that execute its line.
+each mutant is made in a fork of this process, which has warmed up, and meets the scenarios that execute its line.
 """
 
 import itertools
@@ -17,24 +17,24 @@ from typing import Any
 import msgspec
 
 from conformance.errors import ReportError
-from conformance.mutants.asked import DEFINITION, Asked, all_asked, facts_of, in_fork
 from conformance.mutants.mistakes import Mistake, mistakes_in
+from conformance.mutants.truth_trace import DEFINITION, Trace, facts_of, in_fork, trace_all
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import one_per_requirement
 
 _EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-#: A mutant that so many CPU seconds of scenarios have not killed is a survivor; one called equivalent is asked less.
+#: A mutant that so many CPU seconds of scenarios have not killed is a survivor; one called equivalent gets less.
 _MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 20.0, 1.0
 _NUM_WARMING = 20
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a mistake: who killed it, by which facts, or why that is impossible; else it survives."""
+    """The fate of a mistake: the scenario that killed it, by which facts, or why none can; else it survives."""
 
     mistake: Mistake
     killed_by: str
     by_facts: list[str]
-    num_asked: int
+    num_run: int
     num_reaching: int
     cpu_s: float
     equivalent: str = ""
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return what became of it, and what it is."""
-        fate = f"survives {self.num_asked} scenarios; {self.num_reaching} are known to reach it"
+        fate = f"survives {self.num_run} scenarios; {self.num_reaching} are known to reach it"
         if self.killed_by:
             called = "called equivalent, and " if self.equivalent else ""
             fate = f"{called}killed by {self.killed_by} ({', '.join(self.by_facts)})"
@@ -75,14 +75,14 @@ def equivalents(
 class Judge:
     """Asks scenarios of mutants: those that killed most before, then one of each requirement, the cheapest first."""
 
-    def __init__(self, asked: Sequence[Asked], scenarios: Mapping[str, Scenario]) -> None:
-        self._asked, self._scenarios, self._equivalents = asked, scenarios, equivalents()
+    def __init__(self, traces: Sequence[Trace], scenarios: Mapping[str, Scenario]) -> None:
+        self._traces, self._scenarios, self._equivalents = traces, scenarios, equivalents()
         self._kills: Counter[str] = Counter()
         self._is_firm: dict[str, bool] = {}
 
     def judge(self, mistake: Mistake) -> Verdict:
         """Ask of a mutant all that reaches it, until one kills it or the time is over."""
-        reaching = [one for one in self._asked if one.reaches(mistake.module, mistake.lines)]
+        reaching = [one for one in self._traces if one.reaches(mistake.module, mistake.lines)]
         reaching.sort(key=lambda one: -self._kills[one.id])
         equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
         most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
@@ -94,17 +94,17 @@ class Judge:
                 if time.process_time() > most_s:
                     return
 
-        num_asked, cpu_s = 0, 0.0
+        num_run, cpu_s = 0, 0.0
         for one, answer in zip(reaching, in_fork(work), strict=False):
-            num_asked += 1
+            num_run += 1
             cpu_s, facts = answer or (cpu_s, ["its fork hangs or dies"])
-            if facts and self._asks_the_same_again(one):
+            if facts and self._is_repeatable(one):
                 self._kills[one.id] += 1
-                return Verdict(mistake, one.id, facts[:3], num_asked, len(reaching), cpu_s, equivalent)
-        return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
+                return Verdict(mistake, one.id, facts[:3], num_run, len(reaching), cpu_s, equivalent)
+        return Verdict(mistake, "", [], num_run, len(reaching), cpu_s, equivalent)
 
-    def _asks_the_same_again(self, one: Asked) -> bool:
-        """Whether a scenario asks what it asked before, without a mistake, in a fork of its own."""
+    def _is_repeatable(self, one: Trace) -> bool:
+        """Whether a scenario has the same truth once more, without a mistake, in another fork."""
         if one.id not in self._is_firm:
             again = next(in_fork(lambda: iter([facts_of(self._scenarios[one.id])])))
             self._is_firm[one.id] = again is not None and not one.differing(again)
@@ -139,21 +139,21 @@ def sampled(
     return list(itertools.islice(filter(None, in_turn), size))
 
 
-def ask_all(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str], None]) -> list[Asked]:
-    """Return what the scenarios ask, the cheapest of each requirement first; `folder` keeps it, and had some of it."""
+def traces_of(scenarios: Mapping[str, Scenario], folder: Path, say: Callable[[str], None]) -> list[Trace]:
+    """Return the traces of scenarios, the cheapest of each requirement first; read from and added to `folder`."""
     first = {one.id for one in one_per_requirement(scenarios.values())}
-    asked = [one for one in read(folder / "asked.jsonl", Asked) if one.id in scenarios]
-    done = {one.id for one in asked}
+    traces = [one for one in read(folder / "traces.jsonl", Trace) if one.id in scenarios]
+    done = {one.id for one in traces}
     waiting = sorted((id_ for id_ in scenarios if id_ not in done), key=lambda id_: id_ not in first)
-    for one in all_asked([scenarios[id_] for id_ in waiting]):
-        asked.append(append(folder / "asked.jsonl", one))
-        if len(asked) % 100 == 0:
-            say(f"{len(asked):>5}/{len(scenarios)}  scenarios asked")
-    asked.sort(key=lambda one: (one.id not in first, one.cpu_s))
-    reaching = [one for one in asked if one.lines]
+    for one in trace_all([scenarios[id_] for id_ in waiting]):
+        traces.append(append(folder / "traces.jsonl", one))
+        if len(traces) % 100 == 0:
+            say(f"{len(traces):>5}/{len(scenarios)}  scenarios traced")
+    traces.sort(key=lambda one: (one.id not in first, one.cpu_s))
+    reaching = [one for one in traces if one.lines]
     for one in reaching[:: max(1, len(reaching) // _NUM_WARMING)]:
         facts_of(scenarios[one.id])  # what torch does for the first time, it does before the forks
-    return asked
+    return traces
 
 
 def judge_all(mistakes: Sequence[Mistake], judge: Callable[[Mistake], Verdict], folder: Path) -> Iterator[Verdict]:

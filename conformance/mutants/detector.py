@@ -1,9 +1,8 @@
-"""Whether requirements tell mutants from what they are made from: runs the scenarios of both, and compares.
+"""Whether requirements detect mutants: runs the scenarios on mutants and their bases, and compares.
 
-A mutant is killed by a requirement if some scenario of it fails for the mutant and passes for its base. It was active
-if its ranks saw anything in any of them that those of the base did not; one that was not is no test of the requirement.
-A control is made from the base as mutants are, without a bug. Where a scenario that killed tells it from its base too,
-that is a false alarm, and shows nothing.
+A requirement kills a mutant if some scenario of it fails for the mutant and passes for its base. A mutant is active if
+its ranks observe something that the base's ranks do not; an inactive mutant does not test the requirement. A control is
+made from the base as mutants are, without a bug. A scenario that fails for a control is a false alarm, no kill.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: What tells a mutant. A harness error does not: it is our own fault.
+#: The verdicts that kill a mutant. A harness error does not: it is our own fault.
 CAUGHT = frozenset({Verdict.FAIL, Verdict.HANG, Verdict.CRASH})
 #: Over how many backends there are ranks at once; most mutants of a backend are one each.
 _MOST_BACKENDS = 3
@@ -67,7 +66,7 @@ class Detection:
 
 
 def scenarios_of(where: str) -> tuple[Scenario, ...]:
-    """Return the scenario of that id, or those of that requirement, the cheapest that can tell anything first."""
+    """Return the scenario of that id, or all of that requirement, the cheapest first."""
     scenarios = load_scenarios()
     if "/" in where:
         return tuple(scenario for scenario in scenarios if scenario.id == where)
@@ -106,7 +105,7 @@ class Tried:
 
 
 class Detector:
-    """Ranks for mutants and for their bases. A context manager; what a base does in a scenario is asked once."""
+    """Ranks for mutants and for their bases. A context manager; a base runs each scenario once."""
 
     def __init__(self, zygote: ZygoteProcess, kept: Path | None = None) -> None:
         """Have `zygote` fork the ranks; it stays open. Kills go into the folder `kept`."""
@@ -143,11 +142,11 @@ class Detector:
         known: set[str] = set()
         for scenario in scenarios:
             new = [requirement for requirement in scenario.requirements if requirement not in known]
-            if new and self.tells(mutant, scenario):
+            if new and self.detects(mutant, scenario):
                 known.update(new)
                 yield from new
 
-    def tells(self, mutant: Mutant, scenario: Scenario) -> bool:
+    def detects(self, mutant: Mutant, scenario: Scenario) -> bool:
         """Whether `scenario` fails for the mutant and passes for its base."""
         return bool(self.tried(mutant.trial, scenario).findings) and self.of_base(mutant, scenario).passed
 
@@ -155,7 +154,7 @@ class Detector:
         """Return the scenarios about something else that the mutant does not pass although its base does."""
         broken = {kill.requirement for kill in mutant.kills}
         scenarios = [scenarios_of(where)[0] for where in UNTOUCHED if where not in broken]
-        return [scenario.id for scenario in scenarios if self.tells(mutant, scenario)]
+        return [scenario.id for scenario in scenarios if self.detects(mutant, scenario)]
 
     def false_alarms(self, detections: Iterable[Detection]) -> Iterator[str]:
         """Run the scenarios that killed on the mutants' controls; yield those that do not pass, as the bases did."""
@@ -258,8 +257,8 @@ def detect_all(
 ) -> Found:
     """Run every expected kill, torch's `deviations` too if given, the controls, and the `further` scenarios.
 
-    `on_detection` is told how many of how many are done, and the last. The mutants, then the controls, are shared by
-    so many lanes as there are `jobs`. What kills goes into the folder `kept`, if one is given.
+    `on_detection` gets how many of how many are done, and the last one. `jobs` lanes share first the mutants, then the
+    controls. Kills are kept in the folder `kept`, if one is given.
     """
     mutants = tuple(mutants)
     judged = [*mutants, *([deviations] if deviations is not None else [])]

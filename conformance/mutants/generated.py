@@ -1,8 +1,7 @@
-"""Mutants of a DDP that a machine makes, judged on ranks: those of the definition (`definition.py`), for what runs.
+"""Mutants of a DDP that a machine makes, judged on ranks, as `definition.py` judges mutants of the definition.
 
-One zygote forks all ranks; those of a mutant make its mistake before they load the DDP. A mutant is asked by profile
-quick and by one scenario of each requirement, wherever these, traced once, execute its line; then by further scenarios
-of the requirements of these.
+One zygote forks all ranks; the ranks of a mutant make its mistake before they load the DDP. A mutant meets scenarios of
+profile quick and one of each requirement, if these, traced once, execute its line; then more of their requirements.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 
 from conformance.backends.gloo import GLOO
-from conformance.mutants.asked import Asked
 from conformance.mutants.definition import Verdict, append, equivalents, read
 from conformance.mutants.detector import CAUGHT
 from conformance.mutants.made import take_lines, traced, with_mistake
 from conformance.mutants.mistakes import Mistake
+from conformance.mutants.truth_trace import Trace
 from conformance.observation import Facts, Observation
 from conformance.report.causes import cause_of
 from conformance.run.lanes import in_lanes
@@ -38,7 +37,7 @@ from conformance.verdict import Verdict as Result
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: A mutant that ranks have not killed in so many CPU seconds survives; one called equivalent is asked less.
+#: A mutant that ranks have not killed in so many CPU seconds survives; one called equivalent gets less.
 _MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 8.0, 2.0
 #: No mistake is made in tests, nor in what runs before ranks do.
 _LEFT_OUT = ("tests", "startup", "__main__")
@@ -69,7 +68,7 @@ class Campaign:
         runs = [one for one in (*scenarios, *further) if not why_unsupported(one, subject, GLOO)]
         self._scenarios = {one.id: one for one in runs}
         self._first = [one.id for one in scenarios if one.id in self._scenarios]
-        self._asked: list[Asked] = []
+        self._traces: list[Trace] = []
         self._kills: Counter[str] = Counter()
         self._passes: dict[str, bool] = {}
         self._equivalents = equivalents(subject.target, self.modules)
@@ -83,18 +82,18 @@ class Campaign:
         self._zygote.close()
 
     def trace(self, say: Callable[[str], None]) -> None:
-        """Find out which lines each of the first scenarios executes where it passes; what the folder has is known."""
-        file = self._folder / "asked.jsonl"
-        known = {one.id: one for one in read(file, Asked)}
+        """Trace the lines that each of the first scenarios executes, if it passes and the folder has no trace of it."""
+        file = self._folder / "traces.jsonl"
+        known = {one.id: one for one in read(file, Trace)}
         for number, id_ in enumerate(self._first):
             if id_ not in known:
                 begun = time.process_time()
                 result, cpu_s = self._run(self._traced, self._scenarios[id_])
                 lines = take_lines(self._zygote.directory)
                 passes = result.verdict is Result.PASS
-                known[id_] = append(file, Asked(id_, {}, lines if passes else {}, cpu_s + time.process_time() - begun))
+                known[id_] = append(file, Trace(id_, {}, lines if passes else {}, cpu_s + time.process_time() - begun))
                 if not passes:
-                    say(f"not asked, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
+                    say(f"not run, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
             if number % 50 == 49:
                 say(f"{number + 1:>5}/{len(self._first)}  scenarios traced")
         place: Counter[str] = Counter()  # within its chapter: neighbours ask alike, so chapters take turns
@@ -102,7 +101,7 @@ class Campaign:
         for id_ in self._first:
             turns.append((place[id_.partition("/")[0]], id_))
             place[id_.partition("/")[0]] += 1
-        self._asked = [known[id_] for _, id_ in sorted(turns)]
+        self._traces = [known[id_] for _, id_ in sorted(turns)]
 
     def judge_all(self, mistakes: Sequence[Mistake], jobs: int, take: Callable[[Verdict], None]) -> None:
         """Have `take` called with what becomes of each mistake; the folder keeps it, and what it has is known."""
@@ -122,31 +121,31 @@ class Campaign:
 
     def judge(self, mistake: Mistake) -> Verdict:
         """Ask of a mutant what reaches it, until a scenario kills it or the time is over."""
-        reaching = [one for one in self._asked if one.reaches(mistake.module, mistake.lines)]
+        reaching = [one for one in self._traces if one.reaches(mistake.module, mistake.lines)]
         equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
         most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
-        mutant, cpu_s, num_asked = with_mistake(self._subject, mistake), 0.0, 0
+        mutant, cpu_s, num_run = with_mistake(self._subject, mistake), 0.0, 0
         for id_ in self._in_turn(reaching):
             begun = time.process_time()
             result, of_ranks = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
-            cpu_s, num_asked = cpu_s + of_ranks + time.process_time() - begun, num_asked + 1
+            cpu_s, num_run = cpu_s + of_ranks + time.process_time() - begun, num_run + 1
             if result.verdict in CAUGHT and self._is_passed(id_):
                 self._kills[id_] += 1
                 cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
                 return Verdict(
-                    mistake, id_, [cause.sentence, result.summary], num_asked, len(reaching), cpu_s, equivalent
+                    mistake, id_, [cause.sentence, result.summary], num_run, len(reaching), cpu_s, equivalent
                 )
             if cpu_s > most_s:
                 break
-        return Verdict(mistake, "", [], num_asked, len(reaching), cpu_s, equivalent)
+        return Verdict(mistake, "", [], num_run, len(reaching), cpu_s, equivalent)
 
-    def _in_turn(self, reaching: Sequence[Asked]) -> Iterator[str]:
-        """Yield what to ask: what reaches it, former killers first; then others of their requirements, or of all."""
+    def _in_turn(self, reaching: Sequence[Trace]) -> Iterator[str]:
+        """Yield scenarios that reach the line, former killers first; then others of their requirements, or of all."""
         first = sorted(reaching, key=lambda one: -self._kills[one.id])
         yield from (one.id for one in first)
-        asked = {one.id for one in self._asked}
-        requirements = {name for one in first or self._asked for name in self._scenarios[one.id].requirements}
-        others = (one for id_, one in self._scenarios.items() if id_ not in asked)
+        traced = {one.id for one in self._traces}
+        requirements = {name for one in first or self._traces for name in self._scenarios[one.id].requirements}
+        others = (one for id_, one in self._scenarios.items() if id_ not in traced)
         num_of: Counter[str] = Counter()
         turns: list[tuple[int, str]] = []
         for one in cheapest_first(each for each in others if requirements & set(each.requirements)):

@@ -1,4 +1,4 @@
-"""What ranks observed where a requirement killed a mutant, kept in files: judged again without running anything.
+"""The observations of ranks where a requirement killed a mutant, kept in files: judged again without ranks.
 
 Rules of diagnosis are written against these: a pass over all mutants takes long, to judge again what it kept seconds.
 """

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from conformance.mutants.asked import Asked, facts_of, in_fork
+from conformance.mutants.truth_trace import Trace, facts_of, in_fork
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Requirement
 from conformance.truth.plain_ddp import PlainDDP
 
-#: Of each requirement so many scenarios are asked, at most.
+#: At most so many scenarios of each requirement are tried.
 _MOST_SCENARIOS = 12
 
 
@@ -75,11 +75,11 @@ SWAPS = (
 
 
 def unnoticed(
-    swap: Swap, requirements: Iterable[Requirement], asked: Sequence[Asked], scenarios: Mapping[str, Scenario]
+    swap: Swap, requirements: Iterable[Requirement], traces: Sequence[Trace], scenarios: Mapping[str, Scenario]
 ) -> Iterator[str]:
     """Yield the ids of the requirements that speak of what is swapped, and of which no scenario notices the swap."""
     of_each = {
-        one.id: [each for each in asked if each.lines and one.id in scenarios[each.id].requirements][:_MOST_SCENARIOS]
+        one.id: [each for each in traces if each.lines and one.id in scenarios[each.id].requirements][:_MOST_SCENARIOS]
         for one in requirements
         if re.search(swap.speaks, one.statement)
     }

@@ -1,4 +1,4 @@
-"""DDPs and a backend that are made as mutants are, without a bug: what tells them from their base is a false alarm.
+"""DDPs and a backend that are made as mutants are, without a bug: a scenario that detects one is a false alarm.
 
 They are the controls of every run of mutants, and show that the requirements judge a DDP by calling it.
 """

@@ -38,7 +38,7 @@ def result_text(
 ) -> str:
     """Return header and evidence of one column that is not PASS: the gravest finding first, the others below.
 
-    Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
+    Among equally grave findings one with evidence is first; one whose evidence was shown already is left out.
     `title` is as in `failure_text`.
     """
     found = deciding(result.verdict, result.findings) or [Finding("runner", result.verdict, "no checker says why")]

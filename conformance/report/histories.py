@@ -125,7 +125,7 @@ def read_histories(report: Path) -> Kept | None:
 def history_lines(before: Kept, after: Kept, again: Kept | None = None) -> list[str]:
     """Return what differs in the scenarios that both have: each change once, the most frequent first.
 
-    A change is the set of lines that came or went, whatever their numbers. What differs between `before` and `again`,
+    A change is the set of added and removed lines, whatever their numbers. What differs between `before` and `again`,
     which are runs of the same files, is only counted: it differs by itself.
     """
     lines = []
@@ -148,7 +148,7 @@ def history_lines(before: Kept, after: Kept, again: Kept | None = None) -> list[
 
 
 def _differing(before: _OfRanks, after: _OfRanks) -> dict[str, dict[str, list[str]]]:
-    """Return for each scenario that differs the lines that came (`+`) or went (`-`), by rank."""
+    """Return for each scenario that differs the added (`+`) and removed (`-`) lines, by rank."""
     found: dict[str, dict[str, list[str]]] = {}
     for scenario in before.keys() & after.keys():
         left, right = before[scenario], after[scenario]

@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def why(self) -> str:
-        """Why it came to that, in one sentence."""
+        """The reason of the verdict, in one sentence."""
         return self.scenario.why if self.is_failure else self.result.summary
 
     @property
@@ -136,7 +136,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One requirement in one column: the verdict, how many scenarios came to it, and where the first is shown."""
+    """One requirement in one column: the verdict, how many scenarios have it, and where the first is shown."""
 
     verdict: Verdict | None
     count: str = ""
@@ -283,7 +283,7 @@ def _cause_views(columns: Sequence[Column], entries: Sequence[Entry]) -> list[Ca
 
 @dataclass(frozen=True, slots=True)
 class HeatRow:
-    """One chapter of the map: what its scenarios come to, for each column and world size."""
+    """One chapter of the map: the verdicts of its scenarios, for each column and world size."""
 
     chapter: str
     cells: tuple[Cell, ...]
@@ -352,7 +352,7 @@ def _cell(requirement_id: str, column: Column, relevant: Sequence[Outcome], entr
 
 
 def _count(verdicts: Mapping[Verdict, int]) -> str:
-    """Return how many scenarios came to the verdict that is shown: `4 of 52, 40 unsupported`."""
+    """Return how many scenarios have the verdict that is shown: `4 of 52, 40 unsupported`."""
     verdict, skipped = combine(verdicts), verdicts.get(Verdict.UNSUPPORTED, 0)
     if verdict is Verdict.UNSUPPORTED:
         return str(skipped)

@@ -35,7 +35,7 @@ def begin_journal(folder: Path, report: Report, outcomes: Iterable[Outcome]) -> 
 
 
 def note_outcome(folder: Path, outcome: Outcome) -> None:
-    """Write down what a scenario came to, in the journal of `folder`; raises `OSError`."""
+    """Write the outcome of a scenario to the journal of `folder`; raises `OSError`."""
     with open(os.open(folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "a", encoding="utf-8") as file:
         file.write(json.dumps(encode(outcome)) + "\n")
 

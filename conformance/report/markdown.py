@@ -17,7 +17,7 @@ from conformance.run.report import Report
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
 MAX_CHARACTERS = 60_000
 _MAX_EVIDENCE, _MAX_OTHERS, _MAX_CHANGES = 3_000, 10, 20
-_WORST = 3  # causes that are told before everything else is folded away
+_WORST = 3  # causes above the fold
 _SPECIAL = re.compile(r"[\\`*_{}\[\]()#+!|~@:.$<>&-]")
 #: GitHub looks for names (@) and issues (#) after it has read entities: a space without width parts them.
 _APART = "&#8203;"

@@ -66,7 +66,7 @@ def merge(reports: Sequence[Report]) -> Merged:
 
 
 def _whole(parts: Sequence[Assignment]) -> Assignment:
-    """Return what all shards together were asked for; they had an order only if each had the same."""
+    """Return the selection of all shards together; it has an order only if all shards have the same."""
     whole = dataclasses.replace(parts[0], shard="")
     same = all((part.order, part.seed) == (whole.order, whole.seed) for part in parts)
     return whole if same else dataclasses.replace(whole, order="", seed=0)

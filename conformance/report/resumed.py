@@ -1,4 +1,4 @@
-"""What a run that ended early had found, for another one that goes on from there."""
+"""The outcomes of a run that ended early, for another run that continues it."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -4,7 +4,7 @@ SHA256SUMS.sig   the 64 bytes of the signature
 SHA256SUMS.pub   the public key that belongs to it, as PEM
 
 `openssl pkeyutl -verify -rawin -pubin -inkey SHA256SUMS.pub -in SHA256SUMS -sigfile SHA256SUMS.sig` checks the same.
-The key in the folder says nothing about who signed: only a key that came another way does.
+The key in the folder does not identify the signer: only a key from another source does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run told step by step: every rank's collectives side by side, and which facts are not as they must be."""
+"""A run step by step: every rank's collectives side by side, and the wrong facts."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _MOST_WRONG = 4
 #: The collectives of one index in one group, by rank; None where a rank issued none.
 Row = Mapping[int, Collective | None]
 
-#: What a rank's collective carried, where somebody asked for it.
+#: The values of a rank's collective, if the run recorded them.
 Looks = Mapping[tuple[int, Collective], Carried]
 
 
@@ -57,7 +57,7 @@ _AT_THE_END = 1_000_000
 
 
 def _observed_part(expected: Mapping[int, Facts], observations: Mapping[int, Observation]) -> Mapping[int, Facts]:
-    """Return what is expected of ranks that returned, and of others only what they came to observe."""
+    """Return the expected facts; of ranks that did not return only the ones that they observed."""
     return {
         rank: {name: value for name, value in facts.items() if one.fate.kind == "returned" or name in one.facts}
         for rank, facts in expected.items()

@@ -1,4 +1,4 @@
-"""What the names of checkers mean, for readers of a report who do not know the harness."""
+"""The meaning of checkers' names, for readers of a report who do not know the harness."""
 
 #: Checker -> what must be so; it fails where it is not.
 CHECKERS = {

@@ -1,4 +1,4 @@
-"""`Attempt` and `Truth`: what ranks observed in a scenario and what they had to observe, and the verdict on it."""
+"""`Attempt` and `Truth`: the observations of ranks in a scenario, the expected ones, and the verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ranks(Protocol):
         """Run the scenario, with `fresh` on ranks that have run nothing yet, and return what every rank observed."""
 
     def retire(self, scenario: Scenario, subject: Subject) -> None:
-        """Let none of the ranks that could run `scenario` on the subject run another one: they are in doubt."""
+        """Let the ranks that could run `scenario` on the subject run no further one: they are in doubt."""
 
     async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
         """Compute the facts that every rank must show."""

@@ -32,7 +32,7 @@ from conformance.waiting import loop
 
 #: The plainest of them, for a first look at subject and backend.
 PROBED = draw(lambda options: options[0])
-#: What nearly every training has, so that it tells nothing about a failure.
+#: Features of nearly every training, which explain no failure.
 _COMMONPLACE = frozenset(
     {
         *("block linear", "runs always", "output tensor", "world size 1", "world size 2"),
@@ -57,7 +57,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An example that has run, `why` it has its verdict, whether every rank refused it, and what came of a failure."""
+    """An example that has run, `why` it has its verdict, whether every rank refused it, and its shrunk failure."""
 
     example: Example
     verdict: Verdict
@@ -78,9 +78,9 @@ class Deviation:
 
 @dataclass(slots=True)
 class Exploration:
-    """What came of it: how many examples were judged, refused on every rank, failed, left out as known.
+    """The result: how many examples were judged, refused on every rank, failed, or are known failures.
 
-    `not_judged` are those of which nothing is known.
+    `not_judged`: the examples without a verdict.
     """
 
     seeds: tuple[int, ...]
@@ -95,7 +95,7 @@ class Exploration:
     not_judged: list[Judged] = field(default_factory=list)
     covered: set[Pair] = field(default_factory=set)
     possible: frozenset[Pair] = frozenset()
-    #: What ended it before its time: Ctrl-C, or the end of a lane.
+    #: Why it ended early: Ctrl-C, or the end of a lane.
     broken_by: KeyboardInterrupt | LaneError | None = None
 
     @property

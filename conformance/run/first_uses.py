@@ -32,7 +32,7 @@ class FirstUses:
 
 
 def first_uses(scenarios: Iterable[Scenario], subject: Subject, backend: Backend) -> frozenset[str]:
-    """Return the ids of those scenarios that are first, of those that `subject` and `backend` can run, in this order.
+    """Return the ids of the first scenarios, among the ones that `subject` and `backend` can run, in this order.
 
     Whoever runs them in several processes asks once for all of these.
     """

@@ -1,7 +1,7 @@
 """Lanes: processes that work on the parts of one task side by side, each with what it makes for itself, such as ranks.
 
 One controller needs a processor of its own for about every five that its ranks use, to decode and to judge. So a lane
-has a whole one, and this process only hands out work and gathers what comes of it.
+has a whole one, and this process only hands out work and gathers results.
 """
 
 import os
@@ -23,8 +23,8 @@ from conformance.workers.forked import die_with
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-#: What works in a lane: takes tasks until there are no more, and hands over results in any order. Whatever it raises,
-#: or is raised in it, it ends its ranks first.
+#: Works in a lane: takes tasks until there are no more, and hands over results in any order. It ends its ranks before
+#: it raises.
 Work = Callable[[Iterator[Task], Callable[[Result], None]], None]
 
 #: A lane runs several scenarios at once while processors are idle. Of 16, four lanes judged 38 scenarios a second, two
@@ -32,9 +32,9 @@ Work = Callable[[Iterator[Task], Callable[[Result], None]], None]
 _PROCESSORS_OF_A_LANE = 4
 #: One lane leaves a third of two processors idle; two took 0.87 of its time (torch 2.13, 2 cores, four selections).
 _FEWEST_LANES = 2
-#: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
+#: Memory of a lane's zygote and the warm ranks of its two DDPs, also if they compile.
 _BYTES_OF_A_LANE = 2 * 2**30
-#: What they take of a device that they share: up to 1.1 GiB each (CUDA 13, NCCL 2.28), and as much for their tensors.
+#: Memory on a device that lanes share: up to 1.1 GiB each (CUDA 13, NCCL 2.28), and as much for their tensors.
 _DEVICE_BYTES_OF_A_LANE = 10 * 2**30
 #: More than these only wait for each other: an H100 judged 2.3 scenarios a second for five lanes, 1.2 for nine.
 _MOST_LANES_OF_A_DEVICE = 4
@@ -86,12 +86,12 @@ def batches_of(scenarios: tuple[Scenario, ...]) -> list[tuple[int, ...]]:
 def in_lanes(
     work: Work[Task, Result], batches: Iterable[Iterable[Task]], jobs: int, take: Callable[[Result], None]
 ) -> None:
-    """Fork `jobs` lanes that `work`, and have `take` called with results as they come, until all have ended.
+    """Fork `jobs` lanes that `work`, and call `take` with each result when it arrives, until all lanes have ended.
 
-    A lane gets one batch after the other, in order, and asks for the next one when it has taken the last task of the
-    one before. What `work` raises is raised here, and what `take` raises, such as `Enough`, but for that: no lane is
-    left then. Tasks travel to lanes and results back, so both must be picklable; `work` itself is there already. One
-    lane is this process itself. Fork before anything here computes in several threads.
+    A lane gets one batch after the other, in order, and requests the next one when it has taken the last task of a
+    batch. Errors of `work` and `take` are raised here after all lanes have ended, but for `Enough`, which only ends
+    them. Tasks and results must be picklable; `work` is not sent. With one lane, this process works itself. Fork before
+    anything here computes in several threads.
     """
     with suppress(Enough):
         if jobs == 1:
@@ -142,7 +142,7 @@ def _take_message(
         case "result":
             take(content)
         case "more":
-            with suppress(BrokenPipeError):  # what it has to say of its end comes next
+            with suppress(BrokenPipeError):  # its result or error arrives next
                 connection.send(tuple(next(waiting, ())))
         case "error":
             raise content

@@ -31,9 +31,9 @@ class Order:
     def apply(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
         """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
 
-        Listed are those that together kill every mutant, then the cheapest of each requirement, then all others, in
-        rounds: what is broken is red early, whatever it is. In each part what every DDP owes comes before options, and
-        pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
+        Listed are first the scenarios that together kill every mutant, then the cheapest of each requirement, then all
+        others in rounds, so that any bug fails early. Each part has level core before options, and pools by ascending
+        world size, unrecorded ones last; with `shuffled` in any order.
         """
         scenarios = tuple(scenarios)
         if self.name == "shuffled":
@@ -55,9 +55,9 @@ _SO_MANY_BY_ROUND = (3, 15)
 
 
 def _rounds(scenarios: Iterable[Scenario]) -> dict[str, int]:
-    """Return in which round each scenario comes: of a requirement with many three, then twelve, then all the others.
+    """Return each scenario's round: of a requirement with many, three are in the first, twelve in the second.
 
-    They come from anywhere: neighbours are alike, so that a bug which one of them misses is missed by the next as well.
+    A round takes scenarios that are far apart: neighbours are alike, and mostly miss the same bugs.
     """
     of_each: dict[str, list[str]] = {}
     for scenario in scenarios:

@@ -9,7 +9,7 @@ from conformance.waiting.limits import SHORT_DEADLINE_S
 
 #: After so many hangs in a row a scenario gets `SHORT_DEADLINE_S` without progress, until one does not hang.
 HANGS_IN_A_ROW = 3
-#: What is told when that happens.
+#: The message when that happens.
 HURRIES = (
     f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress, until one"
     " does not hang. --fail-fast ends a run at the first failure."

@@ -92,7 +92,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run, or several shards of one: what was judged, where, and what every scenario came to.
+    """A whole run, or several shards of one: what was judged, where, and the outcome of every scenario.
 
     A `certified` run took a whole profile, with nothing left out and nothing excused. `performance` are step times
     beside torch's DDP, empty where they were not measured. `specification` is the version of the specification that the
@@ -235,19 +235,19 @@ class Report:
 
     @property
     def counts(self) -> str:
-        """How many scenarios came to what, for the subject, such as `203 PASS, 14 FAIL, 2 expected failures`."""
+        """How many scenarios have which verdict, for the subject, such as `203 PASS, 14 FAIL, 2 expected failures`."""
         others = counts_text(verdicts_of(one.subject for one in self.scenarios if not one.is_excused))
         known = [counted(self.num_excused, "expected failure")] if self.num_excused else []
         return ", ".join([others] * bool(others) + known)
 
     @property
     def verdicts(self) -> Counter[Verdict]:
-        """How many scenarios came to each verdict, for the subject."""
+        """How many scenarios have each verdict, for the subject."""
         return verdicts_of(outcome.subject for outcome in self.scenarios)
 
     @property
     def native_verdicts(self) -> Counter[Verdict]:
-        """How many scenarios came to each verdict, for torch's own DDP; empty when it was not run."""
+        """How many scenarios have each verdict, for torch's own DDP; empty when it was not run."""
         return verdicts_of(outcome.native for outcome in self.scenarios)
 
     @property

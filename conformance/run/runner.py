@@ -179,8 +179,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     """Construct `subject` around a small MLP and take one step over `backend`, before any requirement is judged.
 
     Raises `BackendError` when ranks cannot connect to each other, and `SubjectError` when every rank fails in the
-    constructor: then nothing can be said about any requirement. A rank that had not come so far when another failed has
-    no say.
+    constructor: then no requirement can be judged. Ranks that another's failure stopped before do not count.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
     observations = loop.run(controller.observe, scenario, subject, False).values()
@@ -228,7 +227,7 @@ async def _judge_all(
     take: Callable[[tuple[int, Outcome]], None],
     at_once: bool,
 ) -> None:
-    """Judge the scenarios, begun in this order, and have `take` called with outcomes as they come, and their places."""
+    """Judge the scenarios, begun in this order; call `take` with each place and outcome when a scenario has ended."""
     running: list[_Running] = []
 
     async def judge(one: _Running) -> None:

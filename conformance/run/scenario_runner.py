@@ -13,6 +13,7 @@ from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
 from conformance.observation import Observation
 from conformance.programs.registry import Program, get_program
 from conformance.run.attempt import Attempt, Ranks, Truth, judged
+from conformance.run.confirmation import Confirmation, Confirmed
 from conformance.run.first_uses import FirstUses
 from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of
@@ -20,7 +21,6 @@ from conformance.run.known_failures import Excuses
 from conformance.run.needs import why_unsupported
 from conformance.run.outcome import NATIVE, Outcome
 from conformance.run.patience import hangs_after, hurried, shortened
-from conformance.run.settlement import Settled, Settlement
 from conformance.run.shortage import denials, shortage_since
 from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
@@ -47,7 +47,7 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Tried:
-    """What both columns came to, and the truth; `tried_again` says why ranks of the subject were replaced, if so."""
+    """The attempts of both columns, and the truth; `tried_again`: why ranks of the subject were replaced, if so."""
 
     attempt: Attempt
     native: Attempt | None
@@ -59,8 +59,8 @@ class _Tried:
 class ScenarioRunner:
     """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones.
 
-    The first scenario of each requirement has ranks that have run nothing yet (`first_uses`). So has the next one after
-    a failure of the subject, which may have left what ranks cannot notice.
+    The first scenario of each requirement runs on fresh ranks (`first_uses`), and so does the next one after a failure
+    of the subject, whose traces ranks may not notice.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ScenarioRunner:
         self._on_observed = on_observed
         self._num_hangs = 0  # of the subject, in a row
         self._started: dict[str, Scenario] = {}
-        self._in_turn = trio.Lock()  # see `Settlement`
+        self._in_turn = trio.Lock()  # see `Confirmation`
         self._first, self._uses = first, FirstUses()
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
@@ -102,8 +102,8 @@ class ScenarioRunner:
         """Do what `run` does, from a coroutine, beside which others may judge other scenarios."""
         case = self._prepare(scenario)
         tried = await self._run_columns(case)
-        settled = await self._settle(case, tried)
-        return await self._report(case, tried, settled)
+        confirmed = await self._confirm(case, tried)
+        return await self._report(case, tried, confirmed)
 
     def _prepare(self, scenario: Scenario) -> _Case:
         self._started[scenario.id] = scenario
@@ -113,7 +113,7 @@ class ScenarioRunner:
         else:
             subjects = [self.subject, *([self._native] if self._native is not None else [])]
         unsupported = tuple(why_unsupported(scenario, subject, self.backend) for subject in subjects)
-        # Asked of backends only: the baselines of DDPs excuse every failure.
+        # Trace of backends only: the baselines of DDPs excuse every failure.
         is_known_to_hang = program.without_ddp and self._is_known(scenario, _hang(self.subject))
         first_try = shortened(scenario) if is_known_to_hang else hurried(scenario, self._num_hangs)
         fresh = not unsupported[0] and self._is_first(scenario, program)
@@ -146,17 +146,17 @@ class ScenarioRunner:
         return _Tried(attempt, native, beside, expected, tried_again)
 
     async def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
-        """Return the attempt, or another one on fresh ranks if its ranks came to no end, and what is to be told.
+        """Return the attempt, or another one on fresh ranks if its ranks did not end by themselves, and a note on that.
 
-        A busy machine has ranks give up before a scenario begins, and its kernel may kill what forks ranks: that says
-        nothing of what the scenario is about.
+        On a busy machine ranks may give up before a scenario begins, or the kernel may kill the zygote: neither is a
+        result of the scenario.
         """
         if not (why := _never_judged(attempt)):
             return attempt, ""
         again = await self._try(attempt.scenario, attempt.subject, fresh=True)
         return again, f"{TRIED_AGAIN}: {why}; {'the same there' if _never_judged(again) else 'not there'}"
 
-    async def _settle(self, case: _Case, tried: _Tried) -> Settled:
+    async def _confirm(self, case: _Case, tried: _Tried) -> Confirmed:
         """Return what counts, after another attempt of a subject that failed when warm."""
         authority = None
         if tried.native is not None and tried.beside is not None:
@@ -165,33 +165,33 @@ class ScenarioRunner:
         async def try_again(scenario: Scenario, *, fresh: bool = False) -> Attempt:
             return await self._try(scenario, case.subjects[0], fresh=fresh)
 
-        settlement = Settlement(
+        confirmation = Confirmation(
             lambda one: judged(one, case.program, tried.truth, authority), try_again, partial(self._doubt, case),
             self._started, self._in_turn, case.program.without_ddp,
         )  # fmt: skip
-        return await settlement.of(tried.attempt, lambda result: self._is_known(case.scenario, result))
+        return await confirmation.of(tried.attempt, lambda result: self._is_known(case.scenario, result))
 
-    async def _report(self, case: _Case, tried: _Tried, settled: Settled) -> Outcome:
-        self._on_observed(case.scenario, settled.attempt.observations)
+    async def _report(self, case: _Case, tried: _Tried, confirmed: Confirmed) -> Outcome:
+        self._on_observed(case.scenario, confirmed.attempt.observations)
         # A backend that is known to fail there leaves no DDP behind.
-        excuse = self._excuses(case.scenario, settled.result)
+        excuse = self._excuses(case.scenario, confirmed.result)
         is_known = case.program.without_ddp and excuse is not None and excuse.holds
-        if (settled.result.verdict.is_failure and not is_known) or settled.contaminated_by:
+        if (confirmed.result.verdict.is_failure and not is_known) or confirmed.contaminated_by:
             async with self._in_turn:
                 self._doubt(case, case.scenario)
-        result = excuse.told(settled.result) if excuse is not None else settled.result
+        result = excuse.told(confirmed.result) if excuse is not None else confirmed.result
         if tried.tried_again:
             result = result.with_note(tried.tried_again)
         outcome = Outcome.of(
             case.scenario,
             result,
             tried.beside,
-            notes=settled.attempt.notes(tried.truth),
+            notes=confirmed.attempt.notes(tried.truth),
             native_notes=tried.native.notes(tried.truth) if tried.native is not None else (),
-            warm=bool(settled.attempt.after),
+            warm=bool(confirmed.attempt.after),
             excuse=excuse,
-            contaminated_by=settled.contaminated_by,
-            tried=tried_in(case.scenario, settled.attempt.observations, settled.result.verdict),
+            contaminated_by=confirmed.contaminated_by,
+            tried=tried_in(case.scenario, confirmed.attempt.observations, confirmed.result.verdict),
         )
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome
@@ -203,7 +203,7 @@ class ScenarioRunner:
         return self._uses.is_one(scenario, program) if self._first is None else scenario.id in self._first
 
     def _is_known(self, scenario: Scenario, result: ScenarioResult) -> bool:
-        """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
+        """Whether a failure is excused; then no attempt on fresh ranks is needed."""
         excuse = self._excuses(scenario, result)
         return excuse is not None and excuse.holds
 
@@ -227,6 +227,6 @@ def _hang(subject: Subject) -> ScenarioResult:
 
 
 def _never_judged(attempt: Attempt) -> str:
-    """Return why the ranks never came to an end of their own, or to a beginning; empty if they did."""
+    """Return why the ranks did not begin, or did not end by themselves; empty if they did."""
     lost = (one.fate.detail for one in attempt.observations.values() if LOST in one.fate.detail)
     return unconnected(attempt.observations) or next(lost, "")

@@ -1,4 +1,4 @@
-"""Ranks that keep what they observed last, for those who want to see more of a run than its verdict."""
+"""Ranks that keep their last observations, for callers that need more of a run than its verdict."""
 
 from collections.abc import Mapping
 

@@ -21,7 +21,7 @@ _RAISED = "raised "
 class Breakage:
     """Why a rung broke: a sentence that names the ranks, what to do, and the evidence.
 
-    `refused` tells that every rank raised an error, and nothing else went wrong.
+    `refused`: every rank raised an error, and nothing else went wrong.
     """
 
     summary: str

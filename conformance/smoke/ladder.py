@@ -38,8 +38,8 @@ _UNDECLARED_DEADLINE_S = 5.0
 #: Capabilities that a DDP can lack without an error: how its first scenario is recognised then, and what to say.
 _SILENTLY = {"ignored_parameters": ("broadcast-unasked", "it synchronises what the module names to be ignored")}
 
-#: An option that a constructor takes by `**kwargs` is perhaps one that nobody reads. So many scenarios that ask for it
-#: are looked at for some that tell, and so many of those must agree.
+#: A constructor may take an option by `**kwargs` and ignore it. So many scenarios that need the option are searched for
+#: ones that depend on it, and so many of these must agree.
 _MOST_LOOKED_AT, _MOST_TELLING = 16, 2
 
 _CREATE_ADVICE = (
@@ -131,7 +131,7 @@ def climb(
         broken = False
         for rung, ranks, ddp in climber.rungs(subject, alone=is_about_ddp):
             if broken and rung in _STEPS:
-                return  # a DDP on what is broken tells nothing more
+                return  # a DDP on a broken backend shows nothing more
             footing = climber.try_rung(rung, ranks, ddp)
             if footing.status in (Status.ABSENT, Status.UNCLEAN):
                 footing = climber.after_refusal(footing, ranks, ddp)
@@ -218,7 +218,7 @@ class _Climber:
     def try_claimed(self, capability: str, subject: Subject) -> Iterator[Footing]:
         """Yield that `subject`, whose author declares nothing, lacks `capability`, if its first scenario shows that.
 
-        Where it fails in another way it has the capability, with a mistake, which is for `run` to tell.
+        If it fails in another way, it has the capability, with a mistake, which `run` reports.
         """
         alone = replace(subject, capabilities=frozenset({capability}))  # else another one that it lacks would show
         is_swallowed = swallows(subject, capability)
@@ -237,7 +237,7 @@ class _Climber:
     def _ignores(self, option: str, subject: Subject, scenarios: Iterable[Scenario]) -> bool:
         """Whether scenarios that a right DDP fails if it ignores `option` fail, and in the same way if it is left out.
 
-        One that passes nevertheless tells nothing: many train a model that has no need of the option.
+        A scenario that passes nevertheless shows nothing: many train a model that does not need the option.
         """
         right, deaf = without_option(KNOWN["ddp_impl"], option), without_option(subject, option)
         telling = (one for one in scenarios if self._judged(one, right).verdict.is_failure)

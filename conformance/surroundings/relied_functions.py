@@ -38,13 +38,13 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
 
-def settle() -> None:
+def make_first_uses() -> None:
     """Make torch's changes at first use now.
 
     It wraps the `step` of an optimizer class at its first instance, imports a module at the first `record_function`,
     and registers kernels at the first `vmap`.
     """
-    with torch.autograd.profiler.record_function("settle"):
+    with torch.autograd.profiler.record_function("first use"):
         pass
     matrix = torch.nn.Parameter(torch.zeros(1, 1))  # one optimizer takes matrices only
     torch.func.vmap(torch.abs)(matrix.detach())

@@ -7,10 +7,10 @@ import pytest
 
 from conformance.errors import ReportError
 from conformance.mutants import definition
-from conformance.mutants.asked import DEFINITION, Asked, all_asked, in_fork
 from conformance.mutants.definition import Judge, equivalents, judge_all, sampled
 from conformance.mutants.mistakes import Mistake, mistakes_in
 from conformance.mutants.swaps import SWAPS, unnoticed
+from conformance.mutants.truth_trace import DEFINITION, Trace, in_fork, trace_all
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Requirement
 from conformance.suite import load_scenarios
@@ -36,8 +36,8 @@ def scenarios() -> Mapping[str, Scenario]:
 
 
 @pytest.fixture(scope="module")
-def asked(scenarios: Mapping[str, Scenario]) -> list[Asked]:
-    return list(all_asked(scenarios.values()))
+def traces(scenarios: Mapping[str, Scenario]) -> list[Trace]:
+    return list(trace_all(scenarios.values()))
 
 
 def test_a_mistake_is_made_in_a_fork_alone() -> None:
@@ -52,22 +52,24 @@ def test_a_mistake_is_made_in_a_fork_alone() -> None:
     assert means.mean_of.__code__ is before
 
 
-def test_a_mutant_is_killed_where_somebody_asks(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
-    initial, effective = asked
+def test_a_mutant_is_killed_where_somebody_asks(scenarios: Mapping[str, Scenario], traces: list[Trace]) -> None:
+    initial, effective = traces
     assert Judge([initial], scenarios).judge(OF_EFFECTIVE).is_open
-    verdict = Judge(asked, scenarios).judge(OF_EFFECTIVE)
-    assert (verdict.killed_by, verdict.num_asked, verdict.num_reaching) == (effective.id, 2, 2)
+    verdict = Judge(traces, scenarios).judge(OF_EFFECTIVE)
+    assert (verdict.killed_by, verdict.num_run, verdict.num_reaching) == (effective.id, 2, 2)
 
 
-def test_who_does_not_ask_the_same_twice_kills_nobody(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
-    unsteady = Asked(asked[1].id, {"0 step0/loss": "once"}, asked[1].lines, 0.0)
+def test_who_does_not_ask_the_same_twice_kills_nobody(scenarios: Mapping[str, Scenario], traces: list[Trace]) -> None:
+    unsteady = Trace(traces[1].id, {"0 step0/loss": "once"}, traces[1].lines, 0.0)
     assert not Judge([unsteady], scenarios).judge(OF_EFFECTIVE).killed_by
 
 
-def test_what_is_known_is_not_done_again(scenarios: Mapping[str, Scenario], asked: list[Asked], tmp_path: Path) -> None:
-    first = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios).judge, tmp_path))
+def test_known_verdicts_are_not_done_again(
+    scenarios: Mapping[str, Scenario], traces: list[Trace], tmp_path: Path
+) -> None:
+    first = list(judge_all([OF_EFFECTIVE], Judge(traces, scenarios).judge, tmp_path))
     (tmp_path / "verdicts.jsonl").write_text((tmp_path / "verdicts.jsonl").read_text().replace(IDS[1], "somebody"))
-    again = list(judge_all([OF_EFFECTIVE], Judge(asked, scenarios).judge, tmp_path))
+    again = list(judge_all([OF_EFFECTIVE], Judge(traces, scenarios).judge, tmp_path))
     assert (first[0].killed_by, again[0].killed_by) == (IDS[1], "somebody")
 
 
@@ -88,11 +90,11 @@ def test_what_is_called_equivalent_can_be_made(tmp_path: Path) -> None:
         equivalents(file=listed)
 
 
-def test_a_swap_is_unnoticed_where_things_are_alike(scenarios: Mapping[str, Scenario], asked: list[Asked]) -> None:
+def test_a_swap_is_unnoticed_where_things_are_alike(scenarios: Mapping[str, Scenario], traces: list[Trace]) -> None:
     swap = next(one for one in SWAPS if one.name == "divided by the initial world size")
     speaking = Requirement("JOIN-12", "join", "divide_by_initial_world_size=False divides by less.", "full", ("here",))
-    assert list(unnoticed(swap, [speaking], asked[:1], scenarios)) == ["JOIN-12"]
-    assert list(unnoticed(swap, [speaking], asked, scenarios)) == []
+    assert list(unnoticed(swap, [speaking], traces[:1], scenarios)) == ["JOIN-12"]
+    assert list(unnoticed(swap, [speaking], traces, scenarios)) == []
 
 
 def test_the_command_tells_survivors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

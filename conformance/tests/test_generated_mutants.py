@@ -37,19 +37,19 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
 
 def test_ranks_make_the_mistake_and_a_scenario_kills_it(campaign: Campaign) -> None:
     verdict = campaign.judge(mistake("DDP._finish", "flat.div_(self._size)", "self._size"))
-    assert (verdict.killed_by, verdict.num_asked) == (TRAINS, 1)
+    assert (verdict.killed_by, verdict.num_run) == (TRAINS, 1)
 
 
 def test_what_no_scenario_executes_is_asked_of_nobody(campaign: Campaign) -> None:
     verdict = campaign.judge(mistake("DDP.no_sync", "False", "True"))
     assert verdict.is_open
-    assert (verdict.num_asked, verdict.num_reaching) == (0, 0)
+    assert (verdict.num_run, verdict.num_reaching) == (0, 0)
 
 
 def test_a_mistake_that_changes_nothing_survives(campaign: Campaign) -> None:
     verdict = campaign.judge(mistake("DDP._finish", "bool(backward.arrived)", "backward.arrived"))
     assert verdict.is_open
-    assert verdict.num_asked == verdict.num_reaching == 1
+    assert verdict.num_run == verdict.num_reaching == 1
 
 
 def test_the_next_mutant_has_no_mistake_of_the_one_before(campaign: Campaign) -> None:

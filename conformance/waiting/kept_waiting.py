@@ -35,7 +35,7 @@ class KeptWaiting:
     def seconds(self) -> float:
         """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count.
 
-        That of a thread that has ended counts if somebody asked before.
+        The wait of a thread that has ended counts if this was read before its end.
         """
         waits = (
             waited - before.get(thread, 0)
@@ -48,10 +48,10 @@ class KeptWaiting:
         return self._longest_s
 
     def goes_on(self) -> bool:
-        """Whether one waits now: it is ready, or the disk is not, and it has not run since this was last asked.
+        """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
 
-        Linux counts a wait when it has ended, so that a long one is 0 until then. Who would give up asks this, some ten
-        milliseconds apart; of a thread that was not ready when it last asked, it hears at first that it waits.
+        Linux counts a wait when it has ended, so that a long one is 0 until then. Call this twice, ten milliseconds
+        apart: a thread that was not ready at the last call counts as waiting.
         """
         before = self._ready
         self._ready = {
@@ -70,8 +70,8 @@ def seconds_of(
 ) -> Iterator[None]:
     """Yield until the threads of these processes could have gone on for `seconds`: every `pause_s`, later more rarely.
 
-    What they should have done by the last time they had the time for, also on a busy machine, or one that stood still.
-    It comes after `most_times` the seconds at the latest. Threads in `but` keep nobody waiting.
+    By the last yield they have had enough time, also on a busy machine, or one that stood still; it is at the latest
+    after `most_times` the seconds. Threads in `but` do not count.
     """
     yield
     kept_waiting, passed_s = KeptWaiting(pids, but), 0.0

@@ -1,9 +1,8 @@
-"""A clock that stands still while nobody listens, by which the harness measures how long others may be silent.
+"""A clock that stands still while this machine does, by which the harness measures how long peers may be silent.
 
-A virtual machine is paused, a container frozen: then nobody can answer, and afterwards every deadline would have passed
-before anybody had the chance to. So who waits does so in short turns, and when it is woken much later than it asked to
-be, the time in between does not count. Nor does, where a verdict depends on it, the time in which this process did
-something else: the machine may have stood still meanwhile.
+When a virtual machine is paused or a container frozen, no peer can answer, and afterwards every deadline would have
+passed at once. So a wait consists of short turns, and if it is woken much later than requested, the time between does
+not count. Nor does, where a verdict depends on it, time in which this process did something else.
 """
 
 import math

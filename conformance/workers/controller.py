@@ -89,7 +89,7 @@ class Controller:
         return loop.run(self.observe, scenario, subject, fresh)
 
     async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
-        """Do what `run` does, from a coroutine. What is observed at the same time is so on other ranks."""
+        """Do what `run` does, from a coroutine. Concurrent calls use other ranks."""
         await self._zygote.ready()
         key = _key(scenario, subject)
         pool = await self._take(key, fresh=fresh)
@@ -118,14 +118,14 @@ class Controller:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the controller keeps: those that run, that wait for another scenario or are forked ahead."""
+        """How many ranks the controller keeps: running, waiting for another scenario, or forked ahead."""
         return sum(pool.num_ranks for pool in self._pools())
 
     def _pools(self) -> list[Pool]:
         return [*self._busy, *self._ahead.values(), *itertools.chain.from_iterable(self._idle.values())]
 
     def _asked_for(self, scenario: Scenario) -> Inspection:
-        """Return what to show of a scenario; what is tried again is not debugged again."""
+        """Return the inspection of a scenario; another attempt at it is not debugged."""
         if scenario.program == "replica":
             return NOTHING
         asked, self._inspection = self._inspection, msgspec.structs.replace(self._inspection, debugged=-1)
@@ -225,7 +225,7 @@ class Controller:
         """
         _, _, apart = kind
         if not apart and self._backend.runs_side_by_side and kind not in self._ahead:
-            with contextlib.suppress(ConformanceError):  # whoever needs new ranks tries again, and is told
+            with contextlib.suppress(ConformanceError):  # `_new_pool` tries again, and raises
                 self._ahead[kind] = self._fork_pool(kind)
 
     def _fork_pool(self, kind: _Kind) -> Pool:

@@ -21,9 +21,8 @@ _MOST_GRACES = 20
 class Deadline:
     """It passes when no rank has made progress for so many seconds.
 
-    Those in which one was ready to go on and got no processor do not count, nor those in which one imports the subject:
-    an import, which a process has one of, reads files or compiles, and shows no progress. All this has an end, since a
-    rank may write into its flight record for ever, or compute.
+    Seconds do not count in which a rank was ready and got no processor, or imported the subject, which shows no
+    progress. Both are limited, since a rank may compute, or write into its flight record, for ever.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Deadline:
         return self._others(own) if math.isinf(self.patience_s) else own
 
     def given(self, seen: Sequence[LastSeen]) -> float:
-        """Return it, for who has read the flight records and knows of no ranks but these."""
+        """Return the moment for these flight records, without regard to remote ranks."""
         if math.isinf(self.patience_s) and any(one.phase == IMPORT for one in seen):
             return self._end  # where a rank has failed, nobody needs what the others import
         alive_at = machine_time.moment(max(one.alive_at for one in seen))  # long ago if no rank has made progress

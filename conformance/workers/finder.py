@@ -50,7 +50,7 @@ class Description(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What the text names, or the error of `get_subject` or `get_backend`, or how the process ended that asked them."""
+    """The subject or backend, or the error of the look-up, or how the process that looked it up has ended."""
 
     subject: Subject | None = None
     backend: Description | None = None
@@ -89,7 +89,7 @@ def find_judged(scenarios: Iterable[Scenario], ddp: str, backend: str) -> tuple[
 def find_backend(text: str) -> Backend:
     """Return the backend called `text`, as `get_backend` does, without importing a vendor's module in this process.
 
-    Such a backend tells its name, limits and capabilities; only ranks can call its `device` and `create`.
+    The result has its name, limits and capabilities; only ranks can call its `device` and `create`.
 
     Raises:
         BackendError: as `get_backend`, or the import ends the process or takes too long.

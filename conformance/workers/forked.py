@@ -1,4 +1,4 @@
-"""What a process does for those it forks: lets others signal each as a whole, and lets none outlive it."""
+"""Forked processes: each can be signalled with its children, and none outlives its parent."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,7 @@ class ForeignProcess:
         self._handle = os.pidfd_open(pid)  # its number may be another's as soon as it is reaped
 
     def poll(self) -> int | None:
-        """Return None while it lives, and then 0: how it ended only its parent knows."""
+        """Return None while it lives, and then 0: only its parent can read the exit status."""
         return 0 if wait([self._handle], 0) else None
 
     def wait(self, timeout: float | None = None) -> None:

@@ -41,7 +41,7 @@ _KEPT_PYTHON_VARIABLES = frozenset(
     {"PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"}
 )
 _FIRST_HANDLE = 3
-#: What an interpreter does first: PYTHONPATH, which what it starts inherits, cannot hold every folder.
+#: The first code of an interpreter. PYTHONPATH would be inherited by its children, and cannot hold every folder.
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1));"
     " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"

@@ -12,9 +12,9 @@ from conformance.subjects.subject import Subject
 
 
 class Inspection(Struct, frozen=True):
-    """What to show of a run beside what it observes.
+    """What to show of a run besides its observations.
 
-    `carried`: what each collective carried. `debugged`: the rank that a person debugs at the `terminal` with this path;
+    `carried`: the values of each collective. `debugged`: the rank that a person debugs at the `terminal` (a path);
     negative where the scenario runs once more. Calls of `breakpoint()` on other ranks do nothing then.
     """
 
@@ -42,7 +42,7 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Answer(Struct, frozen=True, tag=True):
-    """Rank to controller: what came of the job of that number; `observation` is `portable`."""
+    """Rank to controller: the result of job `number`; `observation` is `portable`."""
 
     number: int
     observation: Observation

@@ -30,5 +30,5 @@ def pin_numerics(device: torch.device) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Else torch would write to memory what nobody asked for.
+    # Else torch would fill new memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

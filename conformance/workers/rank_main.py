@@ -51,7 +51,7 @@ from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
-#: Of `mallopt` of the GNU C library: so many free bytes stay, and blocks of so many, the most that it takes here.
+#: Parameters of `mallopt` of the GNU C library: keep so many free bytes, and blocks of at most so many.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _KEPT_BLOCK = 2**28, 2**25
 #: More than the parameters of most fixtures; takes a millisecond.
@@ -237,10 +237,10 @@ def _meeting_place(seat: Seat) -> Store:
 
 
 def _scatter(rank: int) -> list[object]:
-    """Have the parameters to come lie in another order of addresses than on other ranks; returns what keeps them so.
+    """Make later parameters lie in another order of addresses than on other ranks, while the returned list lives.
 
-    The zygote's ranks inherit one heap. A DDP that goes by the order of a set of parameters would find the same one on
-    all ranks, as it does not where a launcher starts them.
+    The zygote's ranks inherit one heap, so that a set of parameters would have the same order on all ranks, which it
+    has not where a launcher starts them.
     """
     objects: list[object] = [nn.Parameter(torch.empty(0)) for _ in range(_NUM_SCATTERED)]
     random.Random(rank).shuffle(objects)

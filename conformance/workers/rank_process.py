@@ -1,8 +1,8 @@
 """Makes a process a rank: one that the zygote has forked, or, for ranks that are apart, a new interpreter in its place.
 
-Forked ranks are twins: strings have the same hashes in all of them, and objects the same addresses. What a DDP does in
-the order of a set is then the same on every rank, and is not where a launcher has started an interpreter for each. A
-rank that is apart keeps its process, for which the zygote answers, and has hashes and addresses of its own.
+Forked ranks are twins: strings have the same hashes in all of them, and objects the same addresses. So every rank
+iterates over a set in the same order, which is not so where a launcher starts an interpreter for each. A rank that is
+apart has other hashes and addresses; it keeps its process, which is the zygote's child.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ import msgspec
 
 from conformance.recorder import group as recorder_group
 from conformance.surroundings.hygiene import surroundings
-from conformance.surroundings.relied_functions import look_anew, settle
+from conformance.surroundings.relied_functions import look_anew, make_first_uses
 from conformance.workers.channel import Channel
 from conformance.workers.forked import end_process
 from conformance.workers.messages import Job, Seat
 from conformance.workers.rank_main import rank_main
 
-#: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
+#: Modules of every rank: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy", "conformance.backends.gloo")
 
 _PR_SET_NAME = 15
@@ -42,7 +42,7 @@ def preload(modules: Sequence[str]) -> None:
         importlib.import_module(name)
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
-    settle()
+    make_first_uses()
     recorder_group.prepare()
     look_anew()  # also where ranks have been forked before, and further modules are imported
     surroundings()  # finds out, once for all ranks, which flags this torch has

@@ -47,7 +47,7 @@ from conformance.workers.messages import (
 )
 from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
-#: After so many forks memory is gathered: what that takes is earned back by as many more. A branch makes many.
+#: After so many forks the zygote gathers its memory, which pays off after as many more. A branch makes many.
 _FORKS_UNTIL_GC = 32
 
 
@@ -90,7 +90,7 @@ class Nursery:
                 self._branch(self._listener)
 
     def preload(self, modules: tuple[str, ...]) -> bool:
-        """Import what ranks need and tell the controller; returns whether that succeeded."""
+        """Import the modules that ranks need and report to the controller; returns whether that succeeded."""
         try:
             preload(modules)
         except BaseException:
@@ -148,7 +148,7 @@ class Nursery:
                 _become_branch(Channel(connected, ToZygote), zygote, self._preloaded, self._failure)
 
     def _give_up(self, pool: int, handles: list[int], error: OSError) -> None:
-        """End the ranks of a pool that cannot be complete, and tell the controller."""
+        """End the ranks of a pool that cannot be complete, and report to the controller."""
         for pid in [pid for pid, seat in self._seats.items() if seat.pool == pool]:
             signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -49,7 +49,7 @@ MEMORY_FILL = {"MALLOC_PERTURB_": "128"}
 NO_MEMORY_FILL = {"MALLOC_PERTURB_": "0"}
 
 _PREFIX = "ddp-conformance-"
-#: Locked by whoever a private directory belongs to.
+#: Locked by the controller that a private directory belongs to.
 _OWNER = "owner"
 _OUTPUT = "zygote.output"
 
@@ -59,7 +59,7 @@ class ZygoteGoneError(ConformanceError):
 
 
 class _Process(Protocol):
-    """The process of a zygote; exit statuses are negative for signals, and None where only another one is told."""
+    """The process of a zygote; exit statuses are negative for signals, and None where only the parent can read them."""
 
     pid: int
 
@@ -105,7 +105,7 @@ class ZygoteProcess:
         self.gone = False
         self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
         self._creator = os.getpid()
-        self._modules = frozenset(modules)  #: what the zygote was asked to import
+        self._modules = frozenset(modules)  #: the modules that the zygote imports
         self._num_imports_pending = 1  #: requests to import that the zygote has not answered
         self._failure = ""
         self._pids: dict[tuple[int, int], int] = {}
@@ -116,10 +116,10 @@ class ZygoteProcess:
         self._reading: trio.CancelScope | None = None  # of that one
 
     def here(self) -> AbstractContextManager[ZygoteProcess]:
-        """Return this zygote, which stays open; in a process that was forked since then one of its own, to be closed.
+        """Return this zygote, which stays open; in a forked process return its own zygote, which it must close.
 
-        That is a branch, or a new zygote where this one has ended. This one, for which the parent must have waited
-        (`await_ready`), stays the parent's and must not be used.
+        That is a branch, or a new zygote where this one has ended. The parent must have waited for this one
+        (`await_ready`), which the forked process must not use.
         """
         if os.getpid() == self._creator:
             return nullcontext(self)

@@ -17,8 +17,8 @@ def arrivals(bucket_of: list[int], *, num_to_learn_from: int = 0) -> Arrivals:
     return counter
 
 
-def come(counter: Arrivals, *indices: int) -> list[int]:
-    """Let gradients come; return the buckets that become full."""
+def arrive(counter: Arrivals, *indices: int) -> list[int]:
+    """Let gradients arrive; return the buckets that become full."""
     return [counter.bucket_of[index] for index in indices if counter.take(index)]
 
 
@@ -44,7 +44,7 @@ class Iteration(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_armed)
     def arm(self) -> None:
         self.counter.arm(static=False)
-        self.came: list[int] = []
+        self.arrived: list[int] = []
         self.excluded: set[int] = set()
         self.full: list[int] = []
         self.is_armed = True
@@ -54,16 +54,16 @@ class Iteration(RuleBasedStateMachine):
     @precondition(lambda self: self.is_armed)
     def gradient(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.counter.due) - 1))
-        if index not in self.came:  # again, and it is an error that the reducer raises
-            self.full += come(self.counter, index)
-            self.came.append(index)
+        if index not in self.arrived:  # again, and it is an error that the reducer raises
+            self.full += arrive(self.counter, index)
+            self.arrived.append(index)
 
     @rule(data=st.data())
     @precondition(lambda self: self.is_armed and not self.excluded)
     def exclude(self, data: st.DataObject) -> None:
         absent = data.draw(st.sets(st.integers(0, len(self.counter.due) - 1)))
         self.full += self.counter.exclude(absent)
-        self.excluded = absent - set(self.came)
+        self.excluded = absent - set(self.arrived)
 
     @rule()
     @precondition(lambda self: self.is_armed)
@@ -74,9 +74,9 @@ class Iteration(RuleBasedStateMachine):
     @precondition(lambda self: self.is_armed)
     def end(self) -> None:
         absent = self.counter.conclude()
-        assert set(absent) == set(range(len(self.counter.due))) - set(self.came) - self.excluded
-        if self.learns and self.came:
-            assert self.counter.order == self.came
+        assert set(absent) == set(range(len(self.counter.due))) - set(self.arrived) - self.excluded
+        if self.learns and self.arrived:
+            assert self.counter.order == self.arrived
         self.counter.end_iteration()
         self.is_armed = False
 
@@ -84,10 +84,10 @@ class Iteration(RuleBasedStateMachine):
     def every_bucket_is_full_once_when_nothing_is_awaited(self) -> None:
         if not getattr(self, "is_armed", False):
             return
-        settled = set(self.came) | self.excluded
-        awaited = {bucket for index, bucket in enumerate(self.counter.bucket_of) if index not in settled}
+        done = set(self.arrived) | self.excluded
+        awaited = {bucket for index, bucket in enumerate(self.counter.bucket_of) if index not in done}
         assert sorted(self.full) == sorted(set(self.counter.bucket_of) - awaited)
-        assert set(self.counter.missing) == set(range(len(self.counter.due))) - settled
+        assert set(self.counter.missing) == set(range(len(self.counter.due))) - done
 
     @invariant()
     def holds(self) -> None:
@@ -101,17 +101,17 @@ TestIteration = Iteration.TestCase
 def test_a_gradient_that_has_come_is_not_absent() -> None:
     counter = arrivals([0, 0, 0])
     counter.arm(static=False)
-    assert come(counter, 1) == []
+    assert arrive(counter, 1) == []
     assert counter.exclude([1, 2]) == []
     assert counter.pending == [1], "the gradient of parameter 1 was counted again as absent"
-    assert come(counter, 0) == [0]
+    assert arrive(counter, 0) == [0]
 
 
 def test_hooks_report_the_first_gradient_of_a_backward_and_no_other() -> None:
     counter = arrivals([0, 1, 1])
     counter.arm(static=False)
     assert counter.due == [-1, -1, -1]
-    come(counter, 0)
+    arrive(counter, 0)
     assert counter.due == [0, 1, 1]
     counter.report_next()
     assert counter.due == [0, -1, -1]
@@ -134,7 +134,7 @@ def test_a_static_graph_awaits_what_it_has_learnt(times: list[int], random: obje
     gradients = [index for index, count in enumerate(times) for _ in range(count)]
     counter = arrivals([0] * len(times), num_to_learn_from=1)
     counter.arm(static=True)
-    assert come(counter, *gradients) == [], "how often gradients come is known when the backward ends"
+    assert arrive(counter, *gradients) == [], "how often gradients come is known when the backward ends"
     assert counter.conclude() == [index for index, count in enumerate(times) if count == 0]
     counter.end_iteration()
     for _ in range(2):
@@ -143,7 +143,7 @@ def test_a_static_graph_awaits_what_it_has_learnt(times: list[int], random: obje
         check_invariants(counter)
         assert counter.never_used == [index for index, count in enumerate(times) if count == 0]
         assert counter.exclude(counter.never_used) == ([] if any(times) else [0])
-        full = come(counter, *gradients)
+        full = arrive(counter, *gradients)
         assert full == ([0] if any(times) else [])
         assert counter.missing == []
         counter.end_iteration()
@@ -152,11 +152,11 @@ def test_a_static_graph_awaits_what_it_has_learnt(times: list[int], random: obje
 def test_what_a_static_graph_brings_in_part_is_not_absent() -> None:
     counter = arrivals([0, 1], num_to_learn_from=1)
     counter.arm(static=True)
-    come(counter, 0, 0, 1)
+    arrive(counter, 0, 0, 1)
     counter.conclude()
     counter.end_iteration()
     counter.arm(static=True)
-    assert come(counter, 1, 0) == [1]
+    assert arrive(counter, 1, 0) == [1]
     assert counter.missing == [0]
     assert counter.arrived_in_part(0)
     assert counter.conclude() == []
@@ -166,7 +166,7 @@ def test_what_a_static_graph_brings_in_part_is_not_absent() -> None:
 def test_what_was_learnt_is_forgotten() -> None:
     counter = arrivals([0], num_to_learn_from=1)
     counter.arm(static=True)
-    come(counter, 0, 0)
+    arrive(counter, 0, 0)
     counter.conclude()
     counter.end_iteration()
     assert counter.learnt == (2,)

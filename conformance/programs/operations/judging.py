@@ -185,7 +185,7 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         return f"; it holds {held}"  # first: the greatest uint8 is what outputs are filled with
     unwritten = _is_unwritten(got) & differs
     has_old_values = not truth.cell.what.in_place and (got.is_floating_point() or got.is_complex())
-    if int(unwritten.sum()) == int(differs.sum()) and _fill_tells(truth.cell, int(differs.sum())):
+    if int(unwritten.sum()) == int(differs.sum()) and _fill_is_distinctive(truth.cell, int(differs.sum())):
         some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
         told = f"; {some} was written" if some == "nothing" else f"; {some} were not written"
         return told + (f", or {_OLD_VALUES} are in the result" if has_old_values and truth.cell.what.reduces else "")
@@ -299,7 +299,7 @@ def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) ->
     return f"the {' or '.join(fitting)} instead" if len(fitting) == 1 or (is_bool and fitting) else ""
 
 
-def _fill_tells(cell: Cell, number: int) -> bool:
+def _fill_is_distinctive(cell: Cell, number: int) -> bool:
     """Whether `number` elements that equal the fill of outputs show that they were not written.
 
     The fill is a NaN in floating-point dtypes, True in bool and -1 or the greatest in integers.

@@ -1,4 +1,4 @@
-"""What the scenarios ask of the definition: the facts that its plain ranks show, and the lines that they execute."""
+"""Traces of scenarios on the definition: the facts that its plain ranks show, and the lines that they execute."""
 
 import multiprocessing
 import sys
@@ -29,8 +29,8 @@ _SILENCE_S = 60.0
 _END = "end"
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a scenario asks: a digest of each fact by rank and name, executed lines by module, and CPU seconds."""
+class Trace(msgspec.Struct, frozen=True):
+    """Of one scenario: a digest of each fact by rank and name, executed lines by module, and CPU seconds."""
 
     id: str
     facts: dict[str, str]
@@ -79,20 +79,20 @@ def facts_of(scenario: Scenario) -> dict[str, str]:
     return judged
 
 
-def all_asked(scenarios: Iterable[Scenario]) -> Iterator[Asked]:
-    """Yield what each scenario asks, in their order; nothing of one that ends its process or never returns."""
+def trace_all(scenarios: Iterable[Scenario]) -> Iterator[Trace]:
+    """Yield the trace of each scenario, in their order; an empty one if it ends its process or never returns."""
     waiting = list(scenarios)
 
-    def work() -> Iterator[Asked]:
+    def work() -> Iterator[Trace]:
         for scenario in waiting:
             begun = time.process_time()
             facts, lines = _executed(partial(facts_of, scenario))
-            yield Asked(scenario.id, facts, lines, time.process_time() - begun)
+            yield Trace(scenario.id, facts, lines, time.process_time() - begun)
 
     while waiting:
-        for asked in in_fork(work):
+        for trace in in_fork(work):
             scenario = waiting.pop(0)
-            yield Asked(scenario.id, {}, {}, 0.0) if asked is None else asked
+            yield Trace(scenario.id, {}, {}, 0.0) if trace is None else trace
 
 
 def in_fork(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a failure on ranks that have run other scenarios is worth: the subject's own, or what an earlier one left."""
+"""Confirms a failure of warm ranks on fresh ones: it is the subject's own, or an earlier scenario caused it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +11,13 @@ from conformance.run.attempt import Attempt
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, ScenarioResult, Verdict
 
-#: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
+#: A failure that fresh ranks do not show keeps so many characters of each rank's stderr.
 _MOST_SAID = 3000
 
 #: So many fresh ranks must not fail before what others ran earlier is blamed.
 _TIMES_ALONE = 3
 
-#: These say that a rank kept something that it had not before.
+#: The checkers that find something left behind.
 _OF_TRACES = ("leaves_no_trace", "leaves_no_process")
 
 
@@ -29,8 +29,8 @@ class TryAgain(Protocol):
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The attempt that counts, the verdict on it, and the scenario before it that spoilt the ranks, empty if none."""
+class Confirmed:
+    """The attempt that counts, the verdict on it, and the earlier scenario that spoilt the ranks, empty if none."""
 
     attempt: Attempt
     result: ScenarioResult
@@ -38,13 +38,12 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Settlement:
-    """Settles attempts: `judge` says what one is worth by itself, `try_again` has ranks try; `started` by their ids.
+class Confirmation:
+    """Confirms attempts: `judge` judges one, `try_again` makes another; `started`: the earlier scenarios by id.
 
-    `doubt` ends the ranks that could run a scenario. Who does that holds `in_turn`, and so does who has the same ranks
-    run one scenario after another.
-    `is_of_backend`: there is no DDP, and nothing but the backend keeps anything from one scenario to the next. There
-    what fails only after others fails, too.
+    `doubt` ends the ranks that could run a scenario. Hold `in_turn` to call it, and to have the same ranks run several
+    scenarios one after another. `is_of_backend`: there is no DDP, and only the backend keeps anything from one scenario
+    to the next. Then a failure that needs earlier scenarios still counts.
     """
 
     judge: Callable[[Attempt], ScenarioResult]
@@ -54,35 +53,35 @@ class Settlement:
     in_turn: trio.Lock
     is_of_backend: bool = False
 
-    async def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Settled:
-        """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
+    async def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Confirmed:
+        """Return the attempt that counts; a failure of warm ranks that is not `is_known` is tried on fresh ones."""
         async with self.in_turn:
             attempt, result = await self._without_what_is_kept_once(attempt)
         if not result.verdict.is_failure or not attempt.after or is_known(result):
-            return Settled(attempt, result)
+            return Confirmed(attempt, result)
         async with self.in_turn:
             self.doubt(attempt.scenario)
         again = await self.try_again(attempt.scenario, fresh=True)
         async with self.in_turn:
             return await self._of_both(attempt, result, again)
 
-    async def _of_both(self, attempt: Attempt, result: ScenarioResult, again: Attempt) -> Settled:
-        """Return what counts of a failure on warm ranks and of what came on fresh ones."""
+    async def _of_both(self, attempt: Attempt, result: ScenarioResult, again: Attempt) -> Confirmed:
+        """Return what counts of a failure on warm ranks and of another attempt on fresh ones."""
         again, alone = await self._without_what_is_kept_once(again)
         if alone.verdict is result.verdict:
-            return Settled(attempt, result)
+            return Confirmed(attempt, result)
         spoiler = await self._spoiler(attempt, result.verdict)
         if spoiler is None:
-            return Settled(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
+            return Confirmed(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
         spoilt_by, is_certain = spoiler
         if is_certain and await self._fails_alone_too(attempt.scenario, result.verdict):
-            return Settled(attempt, _racy(result, alone.verdict))
+            return Confirmed(attempt, _racy(result, alone.verdict))
         if is_certain and self.is_of_backend:
-            return Settled(attempt, _kept_between_groups(result, alone.verdict, spoilt_by))
-        return Settled(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
+            return Confirmed(attempt, _kept_between_groups(result, alone.verdict, spoilt_by))
+        return Confirmed(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
 
     async def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
-        """Return the attempt and its result; where ranks only kept what a process may keep once, those of a second one.
+        """Return the attempt and its result, or those of a second one if ranks only kept what a process may keep once.
 
         Ranks that have run the scenario before keep nothing more of that kind. If such ranks cannot be had, the first
         attempt stands.
@@ -103,7 +102,7 @@ class Settlement:
         return await self.try_again(scenario, fresh=fresh)
 
     async def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
-        """Whether one of further fresh ranks comes to that verdict: nobody spoils what fails at times by itself."""
+        """Whether further fresh ranks get that verdict, too: then no earlier scenario caused it."""
         for _ in range(_TIMES_ALONE - 1):
             if self.judge(await self._again(scenario, fresh=True)).verdict is verdict:
                 return True
@@ -112,12 +111,12 @@ class Settlement:
     async def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
         """Return the scenario that spoils `attempt`, and whether that is certain; None if none does.
 
-        It is certain if other ranks that run it and what followed come to `verdict` as well; what several left
-        together is charged to the first of them. Where ranks cannot run the same again, it is a guess.
+        It is certain if other ranks that run it and its followers get `verdict` as well; of several that do it together
+        the first is named. Where ranks cannot run the same again, it is a guess.
         """
 
-        async def comes_after(number: int) -> bool | None:
-            """Whether it comes to that verdict after the latest `number` scenarios; None if ranks cannot run them."""
+        async def fails_after(number: int) -> bool | None:
+            """Whether the verdict is the same after the latest `number` scenarios; None if ranks cannot run them."""
             earlier = attempt.after[-number:]
             if not all(name in self.started for name in earlier):
                 return None
@@ -127,15 +126,15 @@ class Settlement:
             return self.judge(again).verdict is verdict if again.after == earlier else None
 
         too_few, enough = 0, 1
-        found = await comes_after(enough)
+        found = await fails_after(enough)
         if found is False and len(attempt.after) > enough:
             too_few, enough = enough, len(attempt.after)
-            found = await comes_after(enough)
+            found = await fails_after(enough)
         if found is None:
             return attempt.after[-1], False
         while found and enough - too_few > 1:
             middle = (too_few + enough) // 2
-            if await comes_after(middle):
+            if await fails_after(middle):
                 enough = middle
             else:
                 too_few = middle
@@ -184,7 +183,7 @@ def _racy(result: ScenarioResult, alone: Verdict) -> ScenarioResult:
 
 
 def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioResult:
-    """Return the failure `result` with what came when it was tried again: what fails at times, fails."""
+    """Return the failure `result` with a note on the other attempts: a scenario that fails at times fails."""
     summary = (
         f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, and again no"
         f" {result.verdict.value} on others that had first run what those that failed had, {before} last; replay it"
