@@ -1,6 +1,6 @@
 """Measures how the costs of a DDP grow, beside torch's DDP: with tensors, with ranks, and among simulated ranks.
 
-Sizes take turns as contestants do, so that a curve's points come from one run. Costs are told as ratios to one of them.
+Sizes take turns as contestants do, so that a curve's points are of one run. Costs are ratios to one of the contestants.
 """
 
 from collections.abc import Callable, Mapping, Sequence

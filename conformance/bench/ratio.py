@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 #: The variant that trains without a DDP and all-reduces as many bytes as gradients have, once: no DDP can be faster.
 FLOOR = "no DDP, one all-reduce"
-#: The reference of ratios that can be told as overhead.
+#: The reference of ratios that are also shown as overhead.
 DEFAULT = "torch's default"
 #: What ends the workload of an operation whose CPU time is compared, or that is issued before a computation; and the
 #: reference of that one: the call and the computation, one after the other.

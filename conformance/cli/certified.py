@@ -1,4 +1,4 @@
-"""What a certified run cannot be asked for."""
+"""Options that a certified run refuses."""
 
 from pathlib import Path
 

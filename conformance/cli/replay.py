@@ -124,7 +124,7 @@ def _replayed(
     native: bool,
     step: int | None,
 ) -> Report:
-    """Run the scenarios, all the same one, and tell the DDP's last run step by step, or one step of it."""
+    """Run the scenarios, all the same one, and print the DDP's last run step by step, or one step of it."""
     from conformance.programs.registry import preloads_of
     from conformance.report.steps import step_listing
     from conformance.run import runner

@@ -26,7 +26,7 @@ from conformance.programs.registry import program_without_truth
 _BYTES_IN_A_TURN, _MOST_CALLS = 2**18, 20
 _ITEM = 4
 _TIMEOUT = timedelta(minutes=2)
-#: Rows and columns of what is multiplied beside an operation; so many operations tell how often that is.
+#: Rows and columns of the matrices multiplied beside an operation; so many operations measure how often.
 _COMPUTED, _TRIED = 128, 5
 
 

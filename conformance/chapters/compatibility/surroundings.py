@@ -29,7 +29,7 @@ _NUM_STEPS = 3
 
 
 class Counting(nn.Module):
-    """Two layers, another that the first rank alone uses if asked, and a buffer that counts forwards."""
+    """Two layers, another that at most the first rank uses, and a buffer that counts forwards."""
 
     count: Tensor
 

@@ -96,7 +96,7 @@ def _whose(module: nn.Module) -> Callable[[Any], str]:
 
 
 def _calls_of(module: Any) -> dict[str, int]:
-    """Return how often each hook was called since it was asked last."""
+    """Return how often each hook was called since the last call of this function."""
     calls = dict(module.first.calls)
     module.first.calls.clear()
     return calls

@@ -16,7 +16,7 @@ from conformance.truth.expected import at_most
 _NUM_STEPS = 6
 _WIDTH = 64
 _NUM_LAYERS = 6
-#: The device hands out whole blocks; this is small beside one copy of the gradients, which is what is asked about.
+#: The device hands out whole blocks; this is small beside one copy of the gradients, which the scenarios look for.
 _SLACK_BYTES = 8 * 1024
 #: With views a gradient is freed when it has been copied into its bucket: each at once, or a bucket's together. Here a
 #: bucket holds a layer's. Without views gradients stay anyway.

@@ -1,7 +1,7 @@
 """Program `dropped_backward`: a forward begins while threads of autograd have not dropped a backward that raised.
 
-They drop it a moment after its caller has caught the exception. Here the moment lasts until the other ranks have
-come to their next forward.
+They drop it a moment after its caller has caught the exception. Here the moment lasts until the other ranks
+have begun their next forward.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What a DDP may be asked to do: a module, options, and what its user does beside forward and backward.
+"""Features of a DDP: a module, options, and actions of the user besides forward and backward.
 
 Every feature is trained in parts; a part begins without gradients and ends with what its user may read.
 """

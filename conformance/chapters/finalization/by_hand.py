@@ -67,8 +67,8 @@ def finalized_by_hand(ctx: RankContext) -> None:
     """Train steps that `finalize_backward()` ends, in the way that argument `use` names. All ranks run it.
 
     Observes `step<k>/grad/<name>`; `step<k>/early`, the parameters whose gradients were these before already, unless
-    they live in buckets; `step<k>/moved`, those that moved before, and the state `after`; and `asked`, what
-    `should_finalize_after_backward` said with the option and without.
+    they live in buckets; `step<k>/moved`, those that moved before, and the state `after`; and `asked`, the
+    values of `should_finalize_after_backward` with the option and without.
     """
     use = ctx.arguments["use"]
     module, model = _wrapped(ctx)

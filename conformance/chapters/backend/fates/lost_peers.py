@@ -28,8 +28,8 @@ from conformance.scenario import Scenario
 
 #: What happens to the last rank: the kind of a fault, which strikes in the phase of this name; it leaves by itself.
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
-#: The timeout of the group that loses a rank; one that an error which comes at once is told from; and how much later an
-#: error may come on a busy machine.
+#: The timeout of the group that loses a rank; one that is clearly longer than an immediate error; and how much later an
+#: error may be raised on a busy machine.
 TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S = 0.5, 8.0, 4.0
 _LONG = timedelta(seconds=100)
 #: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
@@ -64,10 +64,9 @@ def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
     """Call `operation` in a group whose last rank meets its `fate`, `calling` it sync or async; all ranks run it.
 
     The tensors are of `dtype`, with `numel` elements in each part; so many such calls went well `before`, if they can
-    have a timeout of their own. Asynchronously, the others have called before; otherwise they call afterwards. Nobody
-    waits for ever: an error that comes too late is told as such, and a hang ends with the scenario's deadline. Who is
-    late is so by `late_s`, if given, on top of what the scenario's fault takes. `at_once`: the error of a killed peer
-    comes long before the timeout.
+    have their own timeout. Asynchronously, the other ranks call before the fate, otherwise after it. An error that is
+    raised too late is reported as late, and a hang ends with the scenario's deadline. A late rank is late by `late_s`,
+    if given, besides the scenario's fault. `at_once`: the error of a killed peer is raised long before the timeout.
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)

@@ -1,4 +1,4 @@
-"""Programs about ranks that never come to where all are needed: a new group, a monitored barrier; and about abort."""
+"""Programs about ranks that never join a new group or a monitored barrier; and about abort."""
 
 import re
 import threading

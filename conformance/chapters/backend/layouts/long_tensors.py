@@ -36,8 +36,8 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 def long_tensors(ctx: RankContext) -> Mapping[str, Trial]:
     """Do `operation` with `numel` elements of float32 in each block, then twice at once. All ranks run it.
 
-    The last rank comes late. Who has its result uses the memory of what it passed for something else. Twice at once
-    also without wait(): the Work of one says that it is done, and the future of the other.
+    The last rank calls late. A rank that has its result reuses the memory of its inputs. Twice at once also without
+    wait(): one is done by the Work's is_completed(), and the other by its future.
     """
     cell = Cell(ctx.arguments["operation"], numel=int(ctx.arguments["numel"]))
     alone, several, asked = _names(ctx.scenario)

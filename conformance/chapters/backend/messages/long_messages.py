@@ -24,7 +24,7 @@ from conformance.programs.rank_context import RankContext
 _SENT = tuple((how, numel) for how in ("isend", "send") for numel in (5, 20_000, 300_000, 5_000_000))
 _DONE = tuple(f"{how} of {numel} elements, written over once it is done" for how, numel in _SENT)
 _PATIENCE = timedelta(seconds=3)
-#: So much later than it is sent a message is asked for.
+#: So much later than a message is sent the receiver calls recv.
 _LATE_S = 0.05
 
 

@@ -11,7 +11,7 @@ from conformance.programs.operations.lifetimes import comes_late
 from conformance.programs.rank_context import RankContext
 
 SHORT = 5
-#: So many messages are told from each other.
+#: So many messages differ from each other.
 NUM_MESSAGES = 300
 WRITTEN_OVER = -2.0
 
@@ -60,7 +60,7 @@ def wrong_message(ctx: RankContext, got: Tensor, source: int, number: int = 0) -
 
 
 def first_of(clauses: Iterable[str]) -> str:
-    """Return the first that says that something is wrong; those behind it are not asked for, since each takes time."""
+    """Return the first clause that is not empty; later ones are not computed, since each takes time."""
     return next(filter(None, clauses), "")
 
 

@@ -116,7 +116,7 @@ def _from_anybody(
 
 
 def _several_at_once(ctx: RankContext, receiver: int) -> str:
-    """Send several messages from each other rank to the receiver, which has asked for all of them before."""
+    """Send several messages from each other rank to the receiver, which has called irecv for all of them before."""
     if ctx.rank != receiver:
         works = [isend(ctx, message(ctx, ctx.rank, receiver, number), receiver) for number in range(_NUM_OF_EACH)]
         for work in works:
@@ -133,7 +133,7 @@ def _several_at_once(ctx: RankContext, receiver: int) -> str:
 
 
 def _asked_before_any(ctx: RankContext, receiver: int) -> str:
-    """Send from each other rank to the receiver, once that has asked its Works whether they are done."""
+    """Send from each other rank to the receiver, once that has called is_completed() of its Works."""
     board = Board(f"irecvs of rank {receiver}")
     if ctx.rank != receiver:
         board.lacking(["asked"], _PATIENCE)  # the message may not come before
@@ -177,7 +177,7 @@ def _unreadable(room: Tensor) -> str:
 
 
 def _one_beside_anybody(ctx: RankContext, receiver: int) -> str:
-    """Send from each other rank to the receiver, which has asked the last for its message first."""
+    """Send from each other rank to the receiver, which calls irecv for the last rank's message first."""
     if ctx.rank != receiver:
         isend(ctx, message(ctx, ctx.rank, receiver), receiver).wait()
         return ""

@@ -90,7 +90,7 @@ _TAGS = (f"irecv of the tags {', '.join(map(str, _OF_TAGS))} in reverse order",)
 
 @judged("tagged_messages", always(*_TAGS))
 def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send messages with tags to all other ranks, which have asked for them in the reverse order of tags and of ranks.
+    """Send messages with tags to all other ranks, which call irecv before, in the reverse order of tags and of ranks.
 
     The low 8 bits of the tags are alike, and the low 16 bits of two.
     """
@@ -155,7 +155,7 @@ _WAITING = (
 
 @judged("who_waits_for_whom", always(*_WAITING), speaks_for={"*is called": ("P2P-06",), "*on both sides": ("P2P-07",)})
 def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send to a rank that has not asked yet; exchange with a neighbour in either order."""
+    """Send to a rank that has not called irecv yet; exchange with a neighbour in either order."""
     size = ctx.world_size
     following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
 

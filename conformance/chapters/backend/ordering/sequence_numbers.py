@@ -20,8 +20,8 @@ AFTER_MESSAGES = "sequence number of a new group, after messages between two of 
 def sequence_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     """Call collectives of several kinds, and ask the group for its sequence number after each. All ranks run it.
 
-    Of the default group what the calls add counts: what it was used for before may have counted otherwise. Raises
-    `Unsupported` where a group tells none.
+    Of the default group only the difference that the calls make counts, since earlier uses may have counted otherwise.
+    Raises `Unsupported` where a group has no sequence number.
     """
 
     def counted(group: Any, before: list[int], start: list[int]) -> str:
@@ -95,9 +95,9 @@ def _calls(ctx: RankContext, group: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _told(ctx: RankContext, group: Any, after: str) -> list[int]:
-    """Return the sequence number that each rank has now, -1 for one that tells none while others do.
+    """Return each rank's sequence number, -1 for a rank that has none while others do.
 
-    Raises `Unsupported` where no rank's group tells one.
+    Raises `Unsupported` where no rank's group has one.
     """
     try:
         number = str(group._get_sequence_number_for_group())

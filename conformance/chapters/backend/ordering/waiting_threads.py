@@ -16,7 +16,7 @@ from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
-#: So long the last rank waits for the others' second calls; one that does not come in this time waits for the first.
+#: So long the last rank waits for the others' second calls; a rank that does not call in this time waits for the first.
 _PATIENCE = timedelta(seconds=3)
 #: A thread that says that it is going to wait is in the wait so much later.
 _SOON_S = 0.01
@@ -29,7 +29,7 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 
 @judged("calls_beside_a_wait", _names)
 def calls_beside_a_wait(ctx: RankContext) -> Mapping[str, Trial]:
-    """Call `operation`, have a thread wait for it, and call it again; the last rank comes after that. All run it."""
+    """Call `operation`, have a thread wait for it, and call it again; the last rank calls after that. All run it."""
     operation, last = str(ctx.arguments["operation"]), ctx.world_size - 1
     root = CALLED[operation].root_needing(last)
     board, cell = Board("beside a wait"), Cell(operation, "int64", lifetime="wait", root=root)

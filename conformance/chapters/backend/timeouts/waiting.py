@@ -1,4 +1,4 @@
-"""Programs about what becomes of those who wait for a rank that does not come, or comes late."""
+"""Programs about ranks that wait for a rank that never calls, or calls late."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.waiting.kept_waiting import process_seconds
 
-#: The timeout under test, and how much later it may come on a busy machine; and a timeout that is out of reach.
+#: The timeout under test, how much later it may be raised on a busy machine, and a timeout that is out of reach.
 TIMEOUT_S, _LATE_S, _LONG_S = 0.8, 4.0, 100.0
 _PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
 

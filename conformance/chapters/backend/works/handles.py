@@ -1,4 +1,4 @@
-"""Programs about Works: what they know before the last rank has come, and that each call has one of its own."""
+"""Programs about Works: their state before the last rank has called, and that each call returns another one."""
 
 import threading
 import time
@@ -21,9 +21,9 @@ from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 from conformance.waiting.kept_waiting import process_seconds
 
-#: The last rank waits so long for the others to ask; who has not asked by then is still in the call.
+#: The last rank waits so long for is_completed() of the others; a rank without it is still in the call.
 _PATIENCE = timedelta(seconds=3)
-#: So late the last rank comes where the others are to have added a callback before.
+#: The last rank calls so much later, so that the others have added a callback before.
 _LATE_S = 0.05
 
 
@@ -37,9 +37,9 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
     speaks_for={"the call of*": ("WORK-18",), "is_completed() of*": ("WORK-02",)},
 )  # fmt: skip
 def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
-    """Issue `operation` on all ranks but the last, which comes when the others have asked their Works, or too late.
+    """Issue `operation` on all ranks but the last, which calls when the others have called is_completed(), or too late.
 
-    Those that get nothing of the last rank may be done before it comes.
+    Ranks that receive nothing from the last one may be done before it calls.
     """
     board, last = Board("early"), ctx.world_size - 1
     seen: dict[str, str] = {"call": "", "asked": ""}
