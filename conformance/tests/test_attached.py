@@ -348,7 +348,7 @@ def test_who_has_not_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["torchrun", "srun", "mpirun"],
 )
-def test_every_launcher_tells_a_process_its_place(names: tuple[str, str, str]) -> None:
+def test_every_launcher_gives_a_process_its_place(names: tuple[str, str, str]) -> None:
     variables = dict(zip(names, ("3", "4", "1"), strict=True))
     place = place_of({**variables, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
     assert (place.index, place.num_processes, place.local_index, place.master) == (3, 4, 1, "node0")

@@ -74,7 +74,7 @@ def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_o
     assert union(one_night, made, load_catalogue(), [BROKEN.id]).broken[0].ways == made.broken[0].ways
 
 
-def test_what_is_wrong_beside_what_was_known_is_told_first() -> None:
+def test_a_new_mistake_beside_a_known_one_is_reported_first() -> None:
     known = baseline_of(
         [run_report(failing("0a1b2c"), subject="gloo", target="")], load_catalogue(), {BROKEN.id: BROKEN.digest}
     )
@@ -160,7 +160,7 @@ def test_the_shipped_baselines_name_scenarios_that_exist() -> None:
         assert baseline_to_toml(baseline) == path.read_text()
 
 
-def test_another_torch_is_told_how_to_make_its_baseline() -> None:
+def test_with_another_torch_the_message_says_how_to_make_its_baseline() -> None:
     with pytest.raises(KnownFailureError, match=r"no baseline for torch 1.0 over gloo .*report baseline torch --out"):
         shipped_baseline("1.0")
 

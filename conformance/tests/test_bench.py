@@ -64,7 +64,7 @@ def test_a_reference_that_was_not_split_is_no_reference(monkeypatch: pytest.Monk
 
 
 @pytest.mark.nightly
-def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contestants_are_compiled_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "WARM_UP_ROUNDS", 0)
     contestants = [
         ["torch whole", "torch", "python_reducer"],  # this one first: it makes Dynamo inline torch's class for good
@@ -83,7 +83,7 @@ def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.Mo
     assert all(len(facts[0][label]) == 1 for label, *_ in contestants)
 
 
-def test_overhead_is_told_from_the_floor_of_the_same_workload_and_world_size() -> None:
+def test_overhead_is_relative_to_the_floor_of_the_same_workload_and_world_size() -> None:
     def ratio(workload: str, variant: str, reference: str, median: float, noise: float = 0.0) -> Ratio:
         return Ratio(workload, variant, reference, 2, median, median - noise, median + noise, 100)
 
@@ -191,7 +191,7 @@ def timed_by_hand(monkeypatch: pytest.MonkeyPatch, backend: str = "acme") -> ope
     return operations.measure(tested, GLOO, "all_reduce", rounds=5, sizes=(1024, 4096, 16384))
 
 
-def test_operations_of_two_backends_are_told_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_of_two_backends_are_shown_as_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = timed_by_hand(monkeypatch)
     told = [(one.workload, one.variant, one.reference, one.median, one.rounds) for one in timed.ratios()]
     assert told == [

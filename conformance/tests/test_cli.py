@@ -381,7 +381,7 @@ def test_every_verdict_has_a_style() -> None:
     assert set(STYLES) == set(Verdict)
 
 
-def test_a_ddp_that_cannot_be_a_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+def test_a_malformed_ddp_name_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom conformance.cli import main\n"
         "try:\n    main(sys.argv[1:])\nfinally:\n    print('torch' in sys.modules)"

@@ -97,7 +97,7 @@ def test_a_swap_is_unnoticed_where_things_are_alike(scenarios: Mapping[str, Scen
     assert list(unnoticed(swap, [speaking], traces, scenarios)) == []
 
 
-def test_the_command_tells_survivors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_lists_survivors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
     from conformance.cli.mutants import command

@@ -251,7 +251,7 @@ def test_seeds_take_turns() -> None:
     assert drawn == [f"example {number} of seed {seed}" for number in (1, 2) for seed in (7, 8)]
 
 
-def test_a_lane_that_dies_is_told_with_what_it_ran_and_loses_nothing_else() -> None:
+def test_a_dead_lane_is_reported_with_its_scenarios_and_loses_nothing_else() -> None:
     trainings = itertools.count()  # of each lane, which is a process
 
     def dies(of: frozenset[str]) -> Verdict:

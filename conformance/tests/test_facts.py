@@ -170,7 +170,7 @@ def _mistake(came: tuple[Tensor, Tensor], *, reduced: bool, before: str, name: s
         ((MEAN_OF_LAST, MEAN_OF_LAST), True, "earlier-lost"),
     ],
 )
-def test_what_no_sync_left_is_told_from_what_was_never_reduced(
+def test_gradients_of_no_sync_differ_from_unreduced_ones(
     came: tuple[Tensor, Tensor], reduced: bool, mistake: str
 ) -> None:
     for before, name in (("local0/", ""), ("micro0/", "micro1/")):
@@ -220,7 +220,7 @@ def test_a_value_within_a_fact_is_recognised_there(kind: type) -> None:
     assert _diagnose(AnyOf(Raises(("ValueError",)), Raises(("TypeError",))), None, None) == "nothing was raised"
 
 
-def test_what_some_parameters_lack_is_told_from_what_all_do() -> None:
+def test_a_mistake_of_some_parameters_differs_from_one_of_all() -> None:
     """A reduction ran: for the others, or for all but a part."""
     other, whole = "step1/grad/fc2.weight", torch.tensor([2.0, 4.0, 8.0, -6.0])
     own = {rank: whole + torch.tensor([0.0, 0.0, 0.0, 1.0]) * (1 - 2 * rank) for rank in range(2)}
@@ -244,13 +244,13 @@ def test_a_broadcast_that_nobody_asked_for_is_no_value_that_came_to_the_wrong_ra
     assert diagnose(name, 1, expected, swapped).mistake == "wrong-rank"
 
 
-def test_what_is_not_said_is_told_from_what_is_not_refused() -> None:
+def test_a_missing_message_differs_from_a_missing_refusal() -> None:
     for came, mistake in (([], "says-nothing"), (None, "says-nothing"), (["a warning"], "")):
         expected: dict[int, Facts] = {0: {NAME: Satisfies("one warning, which names 'w'", bool)}}
         assert diagnose(NAME, 0, expected, {0: {NAME: came}}).mistake == mistake
 
 
-def test_kinds_of_values_are_told_whatever_the_numbers() -> None:
+def test_kinds_of_values_are_recognised_whatever_the_numbers() -> None:
     assert _diagnose(MEAN, MEAN.double() + 1, MEAN) == "other values in another dtype"
     assert _diagnose("float32", "float16", "float16") == "float16, where float32 must be"
     assert _diagnose(MEAN, MEAN[0], MEAN[0]) == "of shape (2,), where (2, 2) must be"

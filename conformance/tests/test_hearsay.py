@@ -22,7 +22,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_board_tells_which_notes_nobody_has_left() -> None:
+def test_a_board_reports_missing_notes() -> None:
     board = Board("test")
     board.put("here")
     assert board.lacking(["here"], SHORT) == []

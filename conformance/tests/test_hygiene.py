@@ -77,7 +77,7 @@ def test_what_ends_or_is_renamed_by_itself_is_not_missed() -> None:
     assert violations(before, after) == ("process group taken away: 3",)
 
 
-def test_every_child_process_is_told_apart() -> None:
+def test_every_child_process_is_distinguished() -> None:
     with subprocess.Popen(["sleep", "60"]) as first:
         before = surroundings()
         with subprocess.Popen(["sleep", "60"]) as second:

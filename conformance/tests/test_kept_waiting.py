@@ -252,7 +252,7 @@ def test_no_more_is_left_out_than_has_passed() -> None:
     assert waiting.until() - machine_time.now() <= 10.0
 
 
-def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_learns_late_of_a_failure_still_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Deadline(0.2, [], ["no such flight record"])
     late = waiting._since + 5 * 0.2
     monkeypatch.setattr(machine_time, "now", lambda: late)

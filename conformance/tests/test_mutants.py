@@ -68,9 +68,7 @@ def detector(zygote: ZygoteProcess) -> Iterator[Detector]:
 @pytest.mark.parametrize(
     ("mutant", "kill"), pairs(), ids=lambda value: value.name if isinstance(value, Mutant) else value.where
 )
-def test_a_mutant_is_told_from_its_base_by_the_requirement_that_it_breaks(
-    detector: Detector, mutant: Mutant, kill: Kill
-) -> None:
+def test_a_mutant_is_detected_by_the_requirement_that_it_breaks(detector: Detector, mutant: Mutant, kill: Kill) -> None:
     detection = detector.detect(mutant, kill)
     assert detection.is_as_expected, f"{mutant.bug}: {detection.fate.value} {kill.requirement}"
 
@@ -170,7 +168,7 @@ def test_the_command_says_who_killed_whom() -> None:
     assert "killed      NoDivision, GRAD-01" in result.stderr
 
 
-def test_a_control_that_is_told_from_its_base_makes_kills_void(detector: Detector) -> None:
+def test_a_detected_control_makes_kills_void(detector: Detector) -> None:
     """A subclass that has a bug stands for one that a requirement wrongly fails."""
     mutant = named("NoDivision")
     kill = detector.detect(mutant, mutant.kills[0])

@@ -188,7 +188,7 @@ def test_a_call_without_the_last_rank_is_one_that_some_other_rank_cannot_end(ope
         assert any(operation.needs_rank(Place(rank, size, root), size - 1) for rank in range(size - 1))
 
 
-def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None:
+def test_a_wrong_result_is_reported_by_number_index_and_actual_value() -> None:
     cell = Cell("all_reduce", "int32", "BOR", numel=4)
     truth = Truth(cell, Place(0, 3))
     (blocks,) = cell.what.outputs(truth.place)
@@ -361,7 +361,7 @@ def test_who_draws_a_random_number_is_told() -> None:
     ]
 
 
-def test_another_reduction_of_bool_is_told_and_no_memory_that_is_used_again() -> None:
+def test_another_reduction_of_bool_is_recognised_and_not_taken_for_reused_memory() -> None:
     truth, sums = (Truth(Cell("reduce_scatter", "bool", op, numel=9), Place(0, 2)) for op in ("PRODUCT", "SUM"))
     blocks = truth.cell.what.outputs(truth.place)[0]
     told = wrong_values(truth, blocks, sums.received(blocks), "the result")

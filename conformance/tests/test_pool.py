@@ -361,7 +361,7 @@ class KilledZygote:
     def exit_status(self, seat: Seat) -> None: ...
 
 
-def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_zygote_too(tmp_path: Path) -> None:
+def test_a_rank_that_ends_late_on_a_busy_machine_has_lost_its_zygote_too(tmp_path: Path) -> None:
     seats = [Seat(rank, 2, "gloo", directory=str(tmp_path)) for rank in (0, 1)]
     ours, (first, late) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
     zygote = cast(ZygoteProcess, KilledZygote())
@@ -405,7 +405,7 @@ class SlowZygote:
         return -9 if seat.rank == 1 and self._has_reported else None
 
 
-def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(
+def test_a_rank_that_hung_up_after_another_raised_has_died_also_if_reported_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers_module, "RAISE_GRACE_S", 0.2)
@@ -589,7 +589,7 @@ def test_ranks_are_no_twins(controller: Controller, apart: bool) -> None:
 
 
 @pytest.mark.nightly
-def test_a_rank_of_its_own_interpreter_is_told_about_when_it_dies(controller: Controller) -> None:
+def test_the_death_of_a_rank_in_its_own_interpreter_is_reported(controller: Controller) -> None:
     seen = run(controller, scenario("exit", apart=True))
     assert str(seen[0].fate) == "exited 3"
     assert seen[0].stderr == "leaving\n"

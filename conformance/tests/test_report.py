@@ -317,7 +317,7 @@ def test_a_title_says_what_is_wrong_and_no_raw_fact(finding: Finding, title: str
     assert cause.title == title
 
 
-def test_what_would_be_told_in_one_sentence_is_one_cause() -> None:
+def test_failures_with_the_same_sentence_are_one_cause() -> None:
     report = run_report(
         *(_failed(f"gradients/GRAD-02/{name}", Finding("facts", FAIL, f"{name}/values on rank 1 differs"))
           for name in ("all_reduce", "reduce", "gather")),
@@ -405,7 +405,7 @@ def test_two_crashes_do_not_hide_eleven_failures() -> None:
     assert combined_text({PASS: 0, UNSUPPORTED: 6}) == "UNSUPPORTED"
 
 
-def test_what_ranks_issued_differently_is_told_before_what_came_of_it() -> None:
+def test_mismatched_collectives_are_reported_before_their_consequences() -> None:
     findings = (
         Finding("no_crash", CRASH, "rank 1 died", "Then  B died."),
         Finding("same_collectives", FAIL, "ranks 0 and 1 differ", "Then  A and B meet."),

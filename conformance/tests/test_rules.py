@@ -147,7 +147,7 @@ def test_a_reduction_of_too_few_elements_is_told(numel: int, told: str) -> None:
         (True, 2, ""),
     ],
 )
-def test_a_count_that_is_a_multiple_is_told_so(wanted: int, came: int, clause: str) -> None:
+def test_a_count_that_is_a_multiple_is_recognised(wanted: int, came: int, clause: str) -> None:
     assert diagnose("calls", 0, {0: {"calls": wanted}}, {0: {"calls": came}}).clause == clause
 
 
@@ -156,7 +156,7 @@ def failed_because(id_: str, *findings: Finding) -> Outcome:
     return Outcome.of(scenario(id_), ScenarioResult("ddp", Verdict.FAIL, 1.0, 3, findings, ()))
 
 
-def test_a_training_that_goes_astray_is_told_after_what_may_be_its_cause() -> None:
+def test_a_diverging_training_is_reported_after_its_possible_causes() -> None:
     """What spoils one step spoils all that follow: a cause that nobody recognised comes before that."""
     astray = failed_because(
         "training/TRAIN-04/a-world2",
@@ -167,7 +167,7 @@ def test_a_training_that_goes_astray_is_told_after_what_may_be_its_cause() -> No
     assert [cause.best for cause in causes_in((astray, differ), statements)] == [differ, astray]
 
 
-def test_what_nobody_waited_for_is_told_before_the_values_that_come_of_it() -> None:
+def test_an_unawaited_collective_is_reported_before_its_wrong_values() -> None:
     wrong = Finding("facts", Verdict.FAIL, "w on rank 0: wrong in element(s) 0 to 1", "A", mistake="part")
     flying = Finding("nothing_in_flight", Verdict.FAIL, "nobody waited for 1 collective(s)", "B")
     died = Finding("no_crash", Verdict.CRASH, "rank 1 died", "C")

@@ -552,7 +552,7 @@ def test_a_backend_that_is_known_to_hang_is_not_waited_for_as_long(
     assert outcome.subject.hung is hangs
 
 
-def test_events_tell_how_far_the_run_is() -> None:
+def test_events_report_the_progress_of_a_run() -> None:
     events: list[Progress] = []
     chosen = [scenario("a"), scenario("b")]
     run_in_turn(chosen, MINE, GLOO, native=False, controller=PretendedRanks(), on_event=events.append)
@@ -602,7 +602,7 @@ def test_a_failure_after_another_scenario_is_tried_on_fresh_ranks_and_named_for_
     assert [name for name, _ in ranks.asked] == ["dirty", "next", "next", "dirty", "next", "next", "next", "last"]
 
 
-def test_a_backend_that_is_wrong_after_other_scenarios_only_fails_and_is_told_so(
+def test_a_backend_that_fails_only_after_other_scenarios_fails_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = dataclasses.replace(vars(conformance.run.scenario_runner)["get_program"]("train"), without_ddp=True)
@@ -644,7 +644,7 @@ def test_the_first_scenario_of_a_requirement_is_the_same_in_however_many_lanes()
     assert not lanes[0].run(chosen[0]).warm
 
 
-def test_whoever_runs_scenarios_is_told_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_scenario_runner_gets_the_first_uses_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[frozenset[str]] = []
 
     def made(*arguments: Any, **options: Any) -> ScenarioRunner:
@@ -723,7 +723,7 @@ def test_what_a_process_keeps_once_is_no_failure() -> None:
     assert [name for name, _ in ranks.asked] == ["a", "a", "b"]
 
 
-def test_ranks_that_have_run_another_scenario_meanwhile_are_not_asked_what_they_keep() -> None:
+def test_ranks_that_ran_another_scenario_meanwhile_confirm_nothing() -> None:
     ranks = KeepingRanks(always=False)
     ranks.taken_after = 1
     outcome = ScenarioRunner(MINE, GLOO, ranks, native=False).run(scenario("a"))

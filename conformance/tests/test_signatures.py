@@ -184,7 +184,7 @@ def _verify(*arguments: object) -> tuple[Result, str]:
     return result, " ".join(result.output.split())
 
 
-def test_a_forged_certificate_is_told_to_be_unsigned_and_refused_where_a_key_is_asked_for(
+def test_a_forged_certificate_is_reported_as_unsigned_and_refused_with_a_key(
     forged: Path, keys: tuple[Path, Path]
 ) -> None:
     result, output = _verify(forged)

@@ -325,7 +325,7 @@ def test_stored_reports_stay_as_they_are(sent: Path, tmp_path: Path) -> None:
     assert "it was stored before and is changed or gone" in gone
 
 
-def test_what_lies_elsewhere_is_told_its_place(sent: Path, tmp_path: Path) -> None:
+def test_a_misplaced_report_is_refused_with_its_right_place(sent: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     place = accept(sent, results, suite())
     elsewhere = results / "ddp_impl" / place.relative_to(results / "torch")

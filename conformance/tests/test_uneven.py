@@ -22,7 +22,7 @@ def uneven(*num_inputs: int, **arguments: object) -> Scenario:
     )  # fmt: skip
 
 
-def test_a_plan_tells_who_has_data_and_who_joins_last() -> None:
+def test_a_plan_has_the_ranks_with_data_and_the_last_to_join() -> None:
     plan = UnevenPlan.of(uneven(0, 3, 2, 3, sync_every=2))
     assert [plan.active(index) for index in range(3)] == [[1, 2, 3], [1, 2, 3], [1, 3]]
     assert plan.last_joiners() == [1, 3]

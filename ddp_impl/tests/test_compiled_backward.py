@@ -186,7 +186,7 @@ def _goes_wrong_both_ways(rank: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.nightly
-def test_the_next_forward_tells_of_a_backward_that_went_wrong(tmp_path: Path) -> None:
+def test_the_next_forward_reports_a_failed_backward(tmp_path: Path) -> None:
     for rank, (misses, raises) in enumerate(run_ranks(_goes_wrong_both_ways, 2, tmp_path)):
         assert not misses[0]
         assert f"did not receive grad for rank {rank}: 0.weight, 0.bias, 2.weight, 2.bias" in misses[1]

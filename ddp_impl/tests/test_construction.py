@@ -145,7 +145,7 @@ def right() -> list[Tensor]:
     return [part.detach() if part.grad is None else part.grad / 2 for part in module.parameters()]
 
 
-def test_where_ranks_disagree_every_one_of_them_hears_of_it(tmp_path: Path) -> None:
+def test_a_disagreement_of_ranks_is_raised_on_every_rank(tmp_path: Path) -> None:
     calls, expected = drawn(), right()
     assert len(calls) == 60
     assert {kind for kind, _, _ in calls} == set(_DISAGREEMENTS)

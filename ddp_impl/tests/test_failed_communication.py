@@ -73,7 +73,7 @@ SENT = torch.zeros(3)
     ],
     ids=["no-future", "wait-none", "holds-none", "holds-list", "holds-tensor", "other-shape"],
 )
-def test_a_work_that_tells_of_nothing_is_finished(work: Work) -> None:
+def test_a_work_without_an_error_is_finished(work: Work) -> None:
     finished(work, "all_reduce", [SENT])
 
 

@@ -305,7 +305,7 @@ def test_a_graph_that_was_not_captured_by_dynamo_is_cut_too() -> None:
     assert_same(gradients(model, run, x), truth)
 
 
-def test_the_compiler_of_a_part_that_raises_is_told_apart() -> None:
+def test_an_error_of_a_parts_compiler_names_the_part() -> None:
     def refuses(gm: fx.GraphModule, _: Any) -> Any:
         if len(calls) == 1:
             raise ArithmeticError("no such kernel")

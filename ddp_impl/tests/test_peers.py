@@ -155,7 +155,7 @@ def rank_that_fails(rank: int) -> tuple[str, str]:
     raise AssertionError("nothing was raised")
 
 
-def test_an_exception_in_a_hook_is_told_by_its_name_and_place(tmp_path: Path) -> None:
+def test_an_exception_in_a_hook_is_reported_by_name_and_place(tmp_path: Path) -> None:
     (_, waited), (name, own) = run_ranks(rank_that_fails, 2, tmp_path)
     assert (name, own) == ("ArithmeticError", "no such gradient")
     assert "rank 1 raised ArithmeticError in backward of step 0" in waited

@@ -33,7 +33,7 @@ def test_durations_are_what_passed_though_the_wall_clock_is_set_back(monkeypatch
     assert followed - began == data["forward_compute_time"]
 
 
-def test_moments_are_told_on_the_wall_clock() -> None:
+def test_moments_are_on_the_wall_clock() -> None:
     before = time.time_ns()
     telemetry = Telemetry()
     telemetry.current.forward_start = now_ns()

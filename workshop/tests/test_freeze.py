@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from workshop.__main__ import main
 
 
-def test_changes_since_a_version_are_told_by_kind() -> None:
+def test_changes_since_a_version_are_listed_by_kind() -> None:
     result = CliRunner().invoke(main, ["freeze", "1.0", "--check"])
     told = [line.partition(":")[0] for line in result.output.splitlines()]
     assert told[:3] == ["reworded since 1.0", "removed since 1.0", "added since 1.0"]
