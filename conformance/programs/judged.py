@@ -7,8 +7,8 @@ from torch import Tensor
 from conformance.checkers.explanation import shorten
 from conformance.errors import certain
 from conformance.observation import Facts
-from conformance.programs.operations.hearsay import all_say, introduce
 from conformance.programs.operations.lifetimes import comes_late
+from conformance.programs.operations.store_messages import all_publish, introduce
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program_without_truth
 from conformance.scenario import Scenario
@@ -96,7 +96,7 @@ def tried(ctx: RankContext, name: str, members: Sequence[int], trial: Trial) -> 
     except Unsupported:
         raise
     except Exception as error:
-        if not all_say(f"raised in {name}", ctx.rank, members):
+        if not all_publish(f"raised in {name}", ctx.rank, members):
             raise
         where = ctx.current_phase.removeprefix(name).removeprefix(",")
         return f"raised {type(error).__name__}{where}: {shorten(str(error))}"

@@ -19,13 +19,13 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.generators import Generators
 from conformance.programs.operations.groups import Groups, members_of, whose
-from conformance.programs.operations.hearsay import introduce, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_outputs, wrong_sum
 from conformance.programs.operations.kinds import KINDS
 from conformance.programs.operations.lifetimes import OF_FUTURES, Patience, complete
 from conformance.programs.operations.memory import WITH_OUTPUTS, Arena, same_bits
 from conformance.programs.operations.neighbours import End, Neighbours, all_reduces, nothing
 from conformance.programs.operations.pairs import drawn
+from conformance.programs.operations.store_messages import all_texts, introduce
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
@@ -128,14 +128,14 @@ def _right_or_refused(
         except Exception as error:
             text = shorten(str(error))
             wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
-        everybody = set(told(cell.describe(), said, ctx.rank, range(ctx.world_size)))
+        everybody = set(all_texts(cell.describe(), said, ctx.rank, range(ctx.world_size)))
     if everybody != {"refused"}:
         return wrong, len(everybody) > 1
     with ctx.phase(f"all_reduce after {cell.describe()} was refused"):
         broken = _broken(ctx, group)
     if broken:
         changed.setdefault(AFTERWARDS, f"after every rank refused {cell.describe()}, {broken}")
-    return wrong, any(told(AFTERWARDS, broken, ctx.rank, range(ctx.world_size)))
+    return wrong, any(all_texts(AFTERWARDS, broken, ctx.rank, range(ctx.world_size)))
 
 
 def _broken(ctx: RankContext, group: Any) -> str:

@@ -10,8 +10,8 @@ from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Place
-from conformance.programs.operations.hearsay import told
 from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.store_messages import all_texts
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program_without_truth
@@ -36,7 +36,7 @@ def ranks_that_disagree(ctx: RankContext) -> None:
             _call(ctx, group)
         except Exception as error:
             said = f"raised {type(error).__name__}: {shorten(str(error))}"
-    everybody = told(name, said, ctx.rank, range(ctx.world_size))
+    everybody = all_texts(name, said, ctx.rank, range(ctx.world_size))
     silent = all(one == "returned" for one in everybody)
     ctx.observe(name, "every rank returned as if nothing had happened" if silent else "")
 

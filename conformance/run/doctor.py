@@ -94,10 +94,10 @@ def _compiler() -> Symptom:
 
 def _accelerators() -> Symptom:
     from conformance.backends.nccl import NCCL
-    from conformance.backends.sim_device.build import why_not
+    from conformance.backends.sim_device.build import why_unavailable
 
     found = accelerators()
-    usable = ["gloo", *(["nccl"] if not NCCL.unavailable() else []), *(["sim"] if not why_not() else [])]
+    usable = ["gloo", *(["nccl"] if not NCCL.unavailable() else []), *(["sim"] if not why_unavailable() else [])]
     detail = f"{', '.join(found) or 'none'}; backends: {', '.join(usable)}"
     hint = "without one, --backend sim simulates it; a vendor's device shows once its package is imported"
     return Symptom("accelerators", bool(found), detail, hint, needed=False)

@@ -104,8 +104,8 @@ class Excuse:
         """Whether the run may be green in spite of the failure."""
         return self.status == MET
 
-    def told(self, result: ScenarioResult) -> ScenarioResult:
-        """Return the result that it applies to with what is new in it said first; as it is where nothing is."""
+    def new_first(self, result: ScenarioResult) -> ScenarioResult:
+        """Return the result that it applies to with what is new in it first; unchanged if nothing is new."""
         if not self.new or result.verdict is not Verdict.FAIL:
             return result
         more = [f"  and {len(self.new) - _MOST_NEW} more"] if len(self.new) > _MOST_NEW else []

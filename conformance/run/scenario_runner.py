@@ -179,7 +179,7 @@ class ScenarioRunner:
         if (confirmed.result.verdict.is_failure and not is_known) or confirmed.contaminated_by:
             async with self._in_turn:
                 self._doubt(case, case.scenario)
-        result = excuse.told(confirmed.result) if excuse is not None else confirmed.result
+        result = excuse.new_first(confirmed.result) if excuse is not None else confirmed.result
         if tried.tried_again:
             result = result.with_note(tried.tried_again)
         outcome = Outcome.of(

@@ -82,7 +82,7 @@ def test_a_new_mistake_beside_a_known_one_is_reported_first() -> None:
     excuse = known.excuse(BROKEN, result)
     assert excuse is not None
     assert excuse.status == MORE
-    told = excuse.told(result)
+    told = excuse.new_first(result)
     assert told.summary == "000000 is wrong"
     assert told.findings[0].explanation.splitlines()[:3] == [
         "New beside what was known to fail here:", "- 000000 is wrong", "- 111111 is wrong"
@@ -90,7 +90,7 @@ def test_a_new_mistake_beside_a_known_one_is_reported_first() -> None:
     same = failing("0a1b2c").subject
     excuse = known.excuse(BROKEN, same)
     assert excuse is not None
-    assert excuse.told(same) is same
+    assert excuse.new_first(same) is same
 
 
 @pytest.mark.parametrize(

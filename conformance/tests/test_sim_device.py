@@ -68,7 +68,7 @@ times = sorted(1000 * seconds for seconds in ready_s.values())
 print(len(times), times[0] < times[-1], all(abs(time - round(time)) < 1e-6 for time in times))
 """
 
-needs_compiler = pytest.mark.skipif(bool(build.why_not()), reason=build.why_not())
+needs_compiler = pytest.mark.skipif(bool(build.why_unavailable()), reason=build.why_unavailable())
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -39,7 +39,7 @@ def compiler() -> str:
     return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "c++")))), "")
 
 
-def why_not() -> str:
+def why_unavailable() -> str:
     """Return an empty string if the device can be used here, else the reason in one line."""
     if compiled_path().exists() or compiler():
         return ""
@@ -54,7 +54,7 @@ def build() -> Path:
     path = compiled_path()
     if path.exists():
         return path
-    if reason := why_not():
+    if reason := why_unavailable():
         raise BackendError(reason)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:

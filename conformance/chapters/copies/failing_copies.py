@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conformance.composed.modules import DeliberateError
 from conformance.observation import Facts
 from conformance.programs import RankContext, program
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.scenario import Scenario
 
 
@@ -61,7 +61,7 @@ def failing_copies(ctx: RankContext) -> None:
     _break_off(second, inputs, "before")
     with ctx.catching("raised"):
         outputs = second(inputs)
-    board.tell(str(ctx.rank), "raised" if ctx.facts["raised"] else "goes on")
+    board.put(str(ctx.rank), "raised" if ctx.facts["raised"] else "goes on")
     if all(board.read(str(rank)) == "goes on" for rank in range(ctx.world_size)):
         outputs.sum().backward()
         ctx.observe("gradient", second.module.first.weight.grad)

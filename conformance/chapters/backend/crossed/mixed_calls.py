@@ -11,10 +11,10 @@ from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of, whose
-from conformance.programs.operations.hearsay import introduce
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.memory import WHOLE, Arena
 from conformance.programs.operations.sequences import Call, sequence
+from conformance.programs.operations.store_messages import introduce
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program_without_truth

@@ -19,9 +19,9 @@ from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Place
 from conformance.programs.operations.failing import failing_call, go_well
-from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth
 from conformance.programs.operations.lifetimes import Patience, complete
+from conformance.programs.operations.store_messages import Board, all_texts
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
@@ -70,7 +70,7 @@ def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
     """
     names = _Names.of(ctx.scenario)
     peers = _Peers(ctx)
-    hosts = set(told("host", os.uname().nodename, ctx.rank, peers.everybody))
+    hosts = set(all_texts("host", os.uname().nodename, ctx.rank, peers.everybody))
     if ctx.arguments["fate"] == "stopped" and len(hosts) > 1:
         ctx.unsupported("a rank that is stopped is continued by one of the same host")
     trials = {names.first: peers.meet, names.others: peers.use_the_rest, names.destroyed: peers.destroy}
@@ -147,7 +147,7 @@ class _Peers:
     def _meet_its_fate(self) -> str:
         if self._fate == "leaving":
             dist.destroy_process_group(self._group)
-        self._board.tell("going", str(os.getpid()))
+        self._board.put("going", str(os.getpid()))
         try:
             with self._ctx.phase(self._fate):  # where the scenario's fault strikes
                 time.sleep(float(self._ctx.arguments.get("late_s", 0.0)))

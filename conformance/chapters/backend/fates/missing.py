@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, always, judged
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conformance.checkers.explanation import shorten
 from conformance.programs.judged import Trial, always, judged
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import seconds_of
 
@@ -44,7 +44,7 @@ def _ended(ctx: RankContext, *, lives: int) -> str:
         board.put(f"ended/{ctx.rank}")
         return wrong
     with tempfile.TemporaryDirectory(prefix="exits-") as folder:
-        board.tell("folder", folder)
+        board.put("folder", folder)
         wrong = _ended_in(ctx, Path(folder), lives)
         board.lacking([f"ended/{rank}" for rank in range(1, ctx.world_size)], _OTHERS)
         return wrong

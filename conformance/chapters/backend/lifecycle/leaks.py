@@ -14,7 +14,7 @@ from conformance.programs.held import handles, resident_bytes
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.groups import Groups, members_of
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 from conformance.waiting.kept_waiting import process_seconds
 

@@ -17,7 +17,7 @@ from conformance.chapters.backend.messages.message import (
     wrong_message,
 )
 from conformance.programs.judged import Trial, always, judged
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 
 #: Backends send what is short at once, and ask the receiver first for what is long, or is longer than some MiB.

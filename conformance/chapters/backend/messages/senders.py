@@ -19,7 +19,7 @@ from conformance.chapters.backend.messages.message import (
     wrong_message,
 )
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 
 _DTYPES = (torch.float64, torch.int64, torch.int32)

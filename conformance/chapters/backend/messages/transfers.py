@@ -21,7 +21,7 @@ from conformance.chapters.backend.messages.message import (
 )
 from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.groups import Groups
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 
 _SIZES = (1, 7, 1009, 65_537)

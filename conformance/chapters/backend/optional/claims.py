@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import device_backend, named
-from conformance.programs.operations.hearsay import told
+from conformance.programs.operations.store_messages import all_texts
 from conformance.programs.rank_context import RankContext
 
 _NAMES = ("what it supports", "what it is called", "its options", "the stores of two groups")
@@ -43,7 +43,7 @@ def claims_of_a_backend(ctx: RankContext) -> Mapping[str, Trial]:
         alone = [dist.new_group([rank]) for rank in range(ctx.world_size)][ctx.rank]
         asked = (*owners, device_backend(alone, ctx.device))
         mine = [str(named(one, "getBackendName", "_get_backend_name")()) for one in asked]
-        everybody = told("name", mine[0], ctx.rank, range(ctx.world_size))
+        everybody = all_texts("name", mine[0], ctx.rank, range(ctx.world_size))
         return "it has no name" if not mine[0] else unlike("names are", {*mine, *everybody}, {mine[0]})
 
     def options() -> str:

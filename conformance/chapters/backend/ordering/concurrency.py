@@ -15,7 +15,7 @@ import torch.distributed as dist
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.calls import wait_for_device
 from conformance.programs.operations.groups import Groups, members_of
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 
 #: So long that a backend may stage it. Calls 6 and 7 of ten are: neighbours of one operation, dtype and size.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.calls import named
 from conformance.programs.operations.groups import Groups
-from conformance.programs.operations.hearsay import told
+from conformance.programs.operations.store_messages import all_texts
 from conformance.programs.rank_context import RankContext
 
 OF_DEFAULT, OF_NEW = "sequence number of the default group", "sequence number of a new group"
@@ -103,7 +103,7 @@ def _told(ctx: RankContext, group: Any, after: str) -> list[int]:
         number = str(group._get_sequence_number_for_group())
     except RuntimeError:  # so says torch's own class
         number = ""
-    said = told(f"sequence number after {after}", number, ctx.rank, range(ctx.world_size))
+    said = all_texts(f"sequence number after {after}", number, ctx.rank, range(ctx.world_size))
     if not any(said):
         ctx.unsupported("the group tells no sequence number")
     return [int(one or -1) for one in said]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.programs.judged import Trial, judged, unlike
-from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 

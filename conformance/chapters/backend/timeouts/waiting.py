@@ -11,8 +11,8 @@ import torch.distributed as dist
 from conformance.programs.judged import Trial, judged, unlike
 from conformance.programs.operations.description import Place
 from conformance.programs.operations.failing import failing_call, go_well
-from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario

@@ -15,7 +15,7 @@ from conformance.observation import Facts
 from conformance.programs.judged import first_wrong
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.groups import Groups, members_of, whose
-from conformance.programs.operations.hearsay import told
+from conformance.programs.operations.store_messages import all_texts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
@@ -50,7 +50,7 @@ def same_bits_everywhere(ctx: RankContext) -> None:
         what = f"{call} of {numel} elements in {'the world' if name == 'world' else f'a group of {whose(name)}'}"
         with ctx.phase(what):
             digest, second = (_digest(_summed(group, call, numbers[:numel])) for _ in range(2))
-            everybody = zip(members, told(what, digest, ctx.rank, members), strict=True)
+            everybody = zip(members, all_texts(what, digest, ctx.rank, members), strict=True)
         others = [rank for rank, theirs in everybody if theirs != digest]
         same = first_wrong(same, f"{what} gave {ranks(others)} other bits than rank {ctx.rank}" if others else "")
         again = first_wrong(again, "" if digest == second else f"a second {what}, the same, gave other bits")

@@ -14,8 +14,8 @@ from conformance.programs.judged import Trial, always, first_wrong, judged, unli
 from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import CALLED, OPERATIONS, Place
-from conformance.programs.operations.hearsay import Board
 from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.store_messages import Board
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario

@@ -1,4 +1,4 @@
-"""What ranks tell each other through the store, and for how long one waits for another."""
+"""Messages of ranks through the store, and for how long one rank waits for another."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from conformance.programs.operations import hearsay
-from conformance.programs.operations.hearsay import Board, all_say, introduce
+from conformance.programs.operations import store_messages
+from conformance.programs.operations.store_messages import Board, all_publish, introduce
 
 SHORT = timedelta(milliseconds=1)
 
@@ -41,13 +41,13 @@ def test_a_rank_that_others_keep_waiting_is_waited_for_by_their_time(
             store.set("said/it/[0, 1]/1/1", "")  # the other rank says so once the machine has let it
             yield
 
-    monkeypatch.setattr(hearsay, "seconds_of", slow)
-    monkeypatch.setattr(hearsay, "_AT_ONCE", SHORT)
-    monkeypatch.setattr(hearsay, "_said", type(hearsay._said)())
+    monkeypatch.setattr(store_messages, "seconds_of", slow)
+    monkeypatch.setattr(store_messages, "_AT_ONCE", SHORT)
+    monkeypatch.setattr(store_messages, "_num_published", type(store_messages._num_published)())
     introduce()
     for number, told in ((2, f"4711 {os.uname().nodename}"), (3, "815 another-host")):
         store.set(f"process/{number}", told)
         store.add("processes", 1)
-    assert all_say("it", 0, [0, 1])
+    assert all_publish("it", 0, [0, 1])
     assert watched == [4711]
-    assert not all_say("something else", 0, [0, 2])
+    assert not all_publish("something else", 0, [0, 2])

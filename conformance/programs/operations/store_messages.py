@@ -17,7 +17,7 @@ _PATIENCE = timedelta(seconds=8)
 #: The first part of a wait, which counts all time: most messages arrive within it.
 _AT_ONCE = timedelta(seconds=0.5)
 _PAUSE_S = 0.0005
-_said: Counter[str] = Counter()
+_num_published: Counter[str] = Counter()
 
 
 def introduce() -> None:
@@ -46,11 +46,11 @@ def _processes() -> set[int]:
 
 def _once(what: str) -> str:
     """Return a new key: each call for the same `what` returns another one, in the same order on all ranks."""
-    _said[what] += 1
-    return f"{what}/{_said[what]}"
+    _num_published[what] += 1
+    return f"{what}/{_num_published[what]}"
 
 
-def all_say(what: str, rank: int, members: Sequence[int]) -> bool:
+def all_publish(what: str, rank: int, members: Sequence[int]) -> bool:
     """Publish `what`, and return whether all `members` publish it soon after.
 
     Members must have published the same equally often before.
@@ -61,7 +61,7 @@ def all_say(what: str, rank: int, members: Sequence[int]) -> bool:
     return _wait_for([f"{key}/{member}" for member in members], _PATIENCE)
 
 
-def told(what: str, said: str, rank: int, members: Sequence[int]) -> list[str]:
+def all_texts(what: str, said: str, rank: int, members: Sequence[int]) -> list[str]:
     """Publish the text `said` about `what`, and return the text of each of `members`. All of them must call it."""
     store = dist.distributed_c10d._get_default_store()
     key = _once(f"told/{what}/{list(members)}")
@@ -79,8 +79,6 @@ class Board:
     def put(self, note: str, text: str = "") -> None:
         """Leave a note, with a text."""
         self._store.set(f"{self._heading}/{note}", text)
-
-    tell = put
 
     def read(self, note: str) -> str:
         """Return the text of a note; waits for it."""
