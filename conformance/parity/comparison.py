@@ -16,7 +16,7 @@ from conformance.parity.tolerance import FACTOR, largest, tolerance
 #: Kinds of quantities: the earlier one explains the later ones.
 KINDS = (
     "optimizer steps", "learning rate", "weight decay", "gradient", "gradient factor", "parameter", "optimizer state",
-    "buffer", "loss", "number",
+    "buffer", "number",
 )  # fmt: skip
 #: Kinds in which ranks must agree with each other to some ulp of the stored dtype, however coarse the tolerance is.
 _REPLICATED = ("gradient", "parameter", "optimizer state", "buffer")
@@ -73,7 +73,7 @@ def compare(
         want, *got = (
             torch.zeros_like(some).double() if v is None else v.double() for v in values if not isinstance(v, Part)
         )
-        if key.kind == "loss":
+        if key.kind == "number":
             got = [torch.stack(got).mean(0)]
         raw = reference.base.seen.get(key, some)
         raw = raw if isinstance(raw, Tensor) else some

@@ -39,6 +39,12 @@ def explain(found: Comparison, base: Run, runs: Sequence[Run], alone: Sequence[R
     if kind not in _TENSORS:
         return f"{when}, {_numbers(found, keys[0], base)}"
     peers = [key for key in found.limits if key[:2] == (step, kind)]
+    later = ""
+    users = [user for name, user in base.used_by.items() if Key(step, "gradient", name) in keys]
+    if users and len(set(base.used_by.values())) > 1:  # a first optimizer's step changes what the others get
+        keys, peers = ([key for key in these if base.used_by.get(key.name) == users[0]] for these in (keys, peers))
+        when += f" used by {users[0]}"
+        later = listed(user for user in users if user != users[0])
     some = f"{len(keys)} of {len(peers)} ({listed(key.name for key in keys)})"
     said = [f"{when}: {some if len(keys) < len(peers) else f'all {len(keys)}'} differ from one process."]
     if unlike := [key.name for key in keys if _begun_unlike([run.start.get(key.name) for run in runs])]:
@@ -48,6 +54,8 @@ def explain(found: Comparison, base: Run, runs: Sequence[Run], alone: Sequence[R
     for other in also:
         if names := [key.name for key in found.wrong if key[:2] == (step, other)]:
             said.append(f"The {other} differs too: {listed(names)}.")
+    if later:
+        said.append(f"Gradients used later differ, too: by {later}.")
     if kind == "gradient":
         said.append(_traffic(runs[0], base))
     return " ".join(said)
@@ -148,13 +156,11 @@ def _numbers(found: Comparison, key: Key, base: Run) -> str:
     """Return a line about a quantity that is a single number."""
     got = found.seen.get(key, [])
     values, first = ", ".join(f"rank {rank} {_number(value)}" for rank, value in enumerate(got)), found.wrong[key][1][0]
-    if key.kind == "loss":
+    if key.kind == "number":
         values += f" (mean {_number(first)})"
     elif key.kind == "gradient factor":
         named = _named(float(first), len(got), base.backwards)
         values += f" times one process (each gradient alone is within its tolerance){named}"
-    elif key.kind == "number":
-        values += " (a returned number must be the same on all ranks)"
     return f"{key.name}: {values}; one process {_number(found.expected.get(key))}."
 
 

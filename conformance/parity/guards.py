@@ -43,8 +43,8 @@ def vacuous(found: Comparison, reference: Reference) -> list[str]:
         said.append(f"Vacuous: too coarse: {factor}. Compare in float64 (dtype).")
     last = max((key.step for key in found.expected), default=0)
     values = {key: value for key, value in found.expected.items() if isinstance(value, Tensor) and key in found.limits}
-    results = {key: value for key, value in values.items() if key.kind in ("gradient", "parameter", "loss")}
-    if bad := [key.name for key, value in results.items() if not value.isfinite().all()]:
+    results = [key for key in values if key.kind in ("gradient", "parameter") or key[1:] == ("number", "loss")]
+    if bad := [key.name for key in results if not values[key].isfinite().all()]:
         said.append(f"Vacuous: one process computes what is not finite: {listed(bad)}.")
     ends = [key for key in values if key[:2] == (last, "parameter") and key.name in reference.base.held]
     if ends and all(bool((values[key].abs() <= found.limits[key]).all()) for key in ends):

@@ -126,7 +126,7 @@ def examine(
     findings, sentence = mistakes_in_one_process(reference.base, exempt), wrong_data(reference.rows, rows, shares)
     if found.wrong and not sentence:  # of other data, all else follows
         step, _ = first_difference(found)
-        alone = _alone_later(training, step, under) if step else reference.alone
+        alone = _alone_later(training, step, reference.base, under) if step else reference.alone
         sentence = by_chance(reference.drawn_in) or explain(found, reference.base, runs, alone)
     if sentence:
         where = Path(folder or tempfile.mkdtemp(prefix="parity-"))
@@ -181,7 +181,7 @@ def _one_process(training: Training, local_batchnorm: bool) -> Reference:
     ulp = max(torch.finfo(dtype).eps for dtype in base.dtypes or {torch.float32})
     again = partial(record, training, whole, None, statistics_of=statistics_of)
     moved = spread(base, (again(nudge=Nudge(ulp, seed)) for seed in range(NUDGES)))
-    reference = Reference(base, moved, _alone(training, 0), [_rows(batch) for batch in whole], ulp)
+    reference = Reference(base, moved, _alone(training, 0, base), [_rows(batch) for batch in whole], ulp)
     if not base.draws:
         return reference
     other = again(seed=1)
@@ -189,18 +189,18 @@ def _one_process(training: Training, local_batchnorm: bool) -> Reference:
     return replace(reference, drawn_in=tuple(other.drawn_in or ["random, numpy.random"])) if differ else reference
 
 
-def _alone(training: Training, step: int) -> list[Run]:
+def _alone(training: Training, step: int, base: Run) -> list[Run]:
     """Return one process's runs that take step `step` with each share alone, and earlier ones with the whole batch."""
     if training.shares == 1:
         return []
     before = training.batches(0, 1)[:step]
     own = [training.batches(share, training.shares)[step] for share in range(training.shares)]
-    return [record(training, [*before, batch], None) for batch in own]
+    return [record(training, [*before, batch], None, follow=base) for batch in own]
 
 
-def _alone_later(training: Training, step: int, under: Backend) -> list[Run]:
+def _alone_later(training: Training, step: int, base: Run, under: Backend) -> list[Run]:
     try:
-        return _on_one(lambda: _alone(training, step), under)
+        return _on_one(lambda: _alone(training, step, base), under)
     except RankError:  # a share alone does not survive that step: the explanation does without
         return []
 

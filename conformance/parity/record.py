@@ -31,6 +31,7 @@ class Run:
     seen: dict[Key, Value] = field(default_factory=dict)  # in the order in which it was seen
     start: dict[str, Value] = field(default_factory=dict)  # parameters before the first step
     trained: dict[str, None] = field(default_factory=dict)  # names of what optimizers hold, in their order
+    used_by: dict[str, str] = field(default_factory=dict)  # gradients: the optimizer, and which of its steps
     strangers: set[str] = field(default_factory=set)  # tensors of optimizers that no module has: copies, or left over
     unheld: set[str] = field(default_factory=set)  # parameters with a gradient that no optimizer holds
     uncleared: set[str] = field(default_factory=set)  # stepped with a gradient that holds an earlier step's
@@ -63,12 +64,14 @@ def record(
     nudge: Nudge | None = None,
     statistics_of: int = 0,
     seed: int = 0,
+    follow: Run | None = None,
 ) -> Run:
     """Make the training, take a step with each batch, and return what was seen.
 
     In one process `wrap` is None; then gathering is the identity with its gradient. `nudge` moves parameters, batches
     and gradients. With `statistics_of` n, BatchNorm normalises each of n shares of a batch by itself. `seed`
-    is that of the random numbers which steps draw; the training is always made with the same ones.
+    is that of the random numbers which steps draw; the training is always made with the same ones. Optimizers use the
+    gradients of the run `follow`, so that a later optimizer of a step finds the same parameters.
     """
     run, began = Run(), time.monotonic()
     seed_all(0)
@@ -85,7 +88,7 @@ def record(
                 for tensor in names.parameters().values():
                     tensor.copy_(nudge(tensor))
         run.start = {name: snapshot(tensor) for name, tensor in names.parameters().items()}
-        with _Recorder(run, names, made, wrap is None, nudge, statistics_of) as recorder:
+        with _Recorder(run, names, made, wrap is None, nudge, statistics_of, follow) as recorder:
             if seed:
                 seed_all(seed)
                 drawn = recorder.enter_context(Draws())
@@ -102,10 +105,18 @@ class _Recorder(contextlib.ExitStack):
     """Hooks that last for a training: optimizers' steps, forwards, backwards, dropout, BatchNorm, gathering."""
 
     def __init__(
-        self, run: Run, names: Names, made: Mapping[str, Any], alone: bool, nudge: Nudge | None, statistics_of: int
+        self,
+        run: Run,
+        names: Names,
+        made: Mapping[str, Any],
+        alone: bool,
+        nudge: Nudge | None,
+        statistics_of: int,
+        follow: Run | None,
     ) -> None:
         super().__init__()
         self._run, self._names, self._made, self._alone, self._nudge = run, names, made, alone, nudge
+        self._follow = follow
         self._at, self._depth = 0, 0
         self._stepped: set[str] = set()  # whose gradient has been used and not cleared since
         self._stale: set[str] = set()  # to whose used gradient a backward has added
@@ -151,7 +162,7 @@ class _Recorder(contextlib.ExitStack):
             run.seen[Key(at, "buffer", name)] = snapshot(tensor)
         for name, value in (said if isinstance(said, dict) else {"loss": said}).items():
             if value is not None:
-                run.seen[Key(at, "loss" if name == "loss" else "number", str(name))] = _number(name, value)
+                run.seen[Key(at, "number", str(name))] = _number(name, value)
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self.enter_context(mock.patch.object(owner, name, function))
@@ -207,7 +218,7 @@ class _Recorder(contextlib.ExitStack):
         return args[:1], {**kwargs, "closure": seen}
 
     def _see_step(self, optimizer: torch.optim.Optimizer) -> None:
-        label = self._label(optimizer)
+        label = self._names.optimizer(optimizer)
         again = f" (its step {self._steps[label] + 1})" if self._steps[label] else ""
         self._steps[label] += 1
         known = {id(tensor): name for name, tensor in self._names.parameters().items()}
@@ -219,10 +230,10 @@ class _Recorder(contextlib.ExitStack):
                 decay = torch.tensor(float(group.get("weight_decay", 0.0)), dtype=torch.float64)
                 self._run.seen[Key(self._at, "weight decay", name + again)] = decay
                 self._run.trained[name] = None
-                gradient = tensor.grad
+                gradient, key = tensor.grad, Key(self._at, "gradient", name + again)
                 if id(tensor) in known:
-                    seen = None if gradient is None else snapshot(gradient)
-                    self._run.seen[Key(self._at, "gradient", name + again)] = seen
+                    self._run.seen[key] = None if gradient is None else snapshot(gradient)
+                    self._run.used_by[key.name] = label + again
                 else:
                     self._run.strangers.add(name)
                 if name in self._stale:
@@ -230,6 +241,8 @@ class _Recorder(contextlib.ExitStack):
                 self._stepped.add(name)
                 if self._nudge and gradient is not None:
                     self._nudge.gradient(gradient)
+                if self._follow and isinstance(whole := self._follow.seen.get(key), Tensor) and gradient is not None:
+                    gradient.copy_(whole.to_sparse(gradient.sparse_dim()) if gradient.is_sparse else whole)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._depth -= 1
@@ -240,9 +253,6 @@ class _Recorder(contextlib.ExitStack):
             for key, value in state.items() if id(tensor) in known and isinstance(state, dict) else ():
                 if isinstance(value, Tensor):
                     self._run.seen[Key(self._at, "optimizer state", f"{known[id(tensor)]} {key}")] = snapshot(value)
-
-    def _label(self, optimizer: torch.optim.Optimizer) -> str:
-        return next((name for name, value in self._made.items() if value is optimizer), "optimizer")
 
 
 def _number(name: object, value: Any) -> Value:

@@ -84,7 +84,9 @@ class Names:
     """
 
     def __init__(self, made: Mapping[str, Any]) -> None:
-        self._modules = list(_modules(made, "", _DEPTH))
+        parts = list(_parts(made, "", _DEPTH))
+        self._modules = [(name, part) for name, part in parts if isinstance(part, nn.Module)]
+        self._optimizers = {id(part): name for name, part in parts if isinstance(part, torch.optim.Optimizer)}
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -96,6 +98,10 @@ class Names:
     def buffers(self) -> dict[str, Tensor]:
         """Return all buffers by name."""
         return self._all("named_buffers")
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return the name of the variable that holds an optimizer, or `optimizer`."""
+        return self._optimizers.get(id(optimizer), "optimizer")
 
     def _all(self, method: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -109,11 +115,11 @@ class Names:
         return found
 
 
-def _modules(value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(value, nn.Module):
+def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module | torch.optim.Optimizer]]:
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
         yield name, value
-    elif depth and not isinstance(value, Tensor | torch.optim.Optimizer | str | bytes):
+    elif depth and not isinstance(value, Tensor | str | bytes):
         inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())
         items = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
         for key, item in items:
-            yield from _modules(item, f"{name}.{key}" if name else str(key), depth - 1)
+            yield from _parts(item, f"{name}.{key}" if name else str(key), depth - 1)

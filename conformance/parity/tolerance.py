@@ -41,7 +41,7 @@ def tolerance(key: Key, want: Tensor, spread: Tensor | None, raw: Tensor, ulp: f
     a parameter has moved; `ulp`: of the working dtype. Only parameters have tolerances that differ by element.
     """
     eps = torch.finfo(raw.dtype).eps if raw.is_floating_point() else 0.0
-    if eps and key.kind in ("gradient", "buffer", "loss", "optimizer state", "number"):
+    if eps and key.kind in ("gradient", "buffer", "optimizer state", "number"):
         eps = max(eps, ulp)
     floor = torch.full_like(want, eps * largest(raw))
     if spread is None or spread.shape != want.shape:

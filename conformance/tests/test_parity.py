@@ -316,20 +316,34 @@ def test_vacuity_is_an_error_of_its_own() -> None:
             parity(**MISTAKES[name].of(True))
 
 
-def test_a_gan_that_clears_in_its_own_order_passes() -> None:
+#: What is wrong in a training of two models, and what is said of it.
+GANS = {
+    "nothing": "",
+    "first": "gradient used by first: all 2 .*On all ranks 2 times one process.*used later differ, too: by second",
+    "second": "gradient used by second: 1 of 2 .two:weight. differ from one process. Not averaged",
+}
+
+
+@pytest.mark.parametrize("wrong", GANS)
+def test_a_difference_is_that_of_one_optimizer(wrong: str) -> None:
     def make(wrap: Wrap) -> tuple[Any, ...]:
-        one, two = wrap(nn.Linear(8, 8)), wrap(nn.Linear(8, 1))
+        one, two = wrap(nn.Linear(8, 8)), (nn.Module.double if wrong == "second" else wrap)(nn.Linear(8, 1))
         return one, two, models.sgd(one), models.sgd(two)
 
-    def step(one: Any, two: Any, first: Any, second: Any, batch: Any) -> None:
+    def step(one: Any, two: Any, first: Any, second: Any, batch: Any) -> dict[str, torch.Tensor]:
         first.zero_grad()
-        two(one(batch[0])).mean().backward()  # adds to the second's used gradients, which it clears below
+        made = two(one(batch[0])).tanh().mean()
+        (made * (models.size() if wrong == "first" else 1)).backward()  # adds to used ones, which are cleared below
         first.step()
         second.zero_grad()
-        (two(batch[0]) - two(one(batch[0]).detach())).mean().backward()
+        told = (two(batch[0]) - two(one(batch[0]).detach())).sigmoid().mean()
+        told.backward()
         second.step()
+        return {"loss": told, "made": made}  # each rank's own
 
-    parity(make, make_batch, step)
+    said = examine(make, make_batch, step)
+    assert re.search(GANS[wrong], str(said)), said
+    assert bool(said.findings) is bool(GANS[wrong])
 
 
 def test_help_shows_the_functions_that_are_asked_for() -> None:
