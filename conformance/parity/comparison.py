@@ -58,7 +58,6 @@ def compare(
 ) -> Comparison:
     """Compare every quantity of the ranks' runs with the reference's; `exempt` maps patterns of names to reasons."""
     expected = _quantities(reference.base)
-    expected.update(_factors(expected, expected))
     found = Comparison(expected, _together(runs, expected))
     noise: dict[str, Tensor] = {}
     for key in dict.fromkeys([*expected, *found.seen]):
@@ -132,12 +131,9 @@ def _replicas_differ(key: Key, got: Sequence[Tensor], dtype: torch.dtype, size: 
 def spread(base: Run, repetitions: Iterable[Run]) -> dict[Key, Tensor]:
     """Return how far each quantity of the repetitions is from that of `base` at most, elementwise."""
     expected = _quantities(base)
-    expected.update(_factors(expected, expected))
     most: dict[Key, Tensor] = {}
     for run in repetitions:
-        again = _quantities(run)
-        again.update(_factors(again, expected))
-        for key, value in again.items():
+        for key, value in _quantities(run, expected).items():
             want = expected.get(key)
             if isinstance(value, Tensor) and isinstance(want, Tensor) and value.shape == want.shape:
                 apart = (value.double() - want.double()).abs()
@@ -145,7 +141,13 @@ def spread(base: Run, repetitions: Iterable[Run]) -> dict[Key, Tensor]:
     return most
 
 
-def _quantities(run: Run) -> dict[Key, Value]:
+def _quantities(run: Run, expected: Mapping[Key, Value] | None = None) -> dict[Key, Value]:
+    """Return what was seen, of each parameter how far it has moved, and the factors to those expected."""
+    moved = _moved(run)
+    return moved | _factors(moved, expected or moved)
+
+
+def _moved(run: Run) -> dict[Key, Value]:
     """Return what was seen, of each parameter how far it has moved since the start."""
 
     def moved(key: Key, value: Value) -> Value:
@@ -161,7 +163,7 @@ def _quantities(run: Run) -> dict[Key, Value]:
 
 def _together(runs: Sequence[Run], expected: Mapping[Key, Value]) -> dict[Key, list[Tensor | None]]:
     """Return for each quantity what every rank has of it, whole."""
-    by_rank = [_quantities(run) for run in runs]
+    by_rank = [_moved(run) for run in runs]
     keys = dict.fromkeys(key for own in by_rank for key in own)
     seen = {key: assemble([own.get(key) for own in by_rank]) for key in keys}
     factors = [_factors({key: values[rank] for key, values in seen.items()}, expected) for rank in range(len(runs))]

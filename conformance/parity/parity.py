@@ -52,10 +52,13 @@ class Report:
     def __str__(self) -> str:
         return "\n".join([*self.findings, *(f"  note: {note}" for note in (*self.notes, *self.declared))])
 
-    @property
-    def is_vacuous(self) -> bool:
-        """Whether all that was found is that the comparison shows nothing."""
-        return bool(self.findings) and all(text.startswith("Vacuous") for text in self.findings)
+    def check(self) -> "Report":
+        """Return this report; raises `DifferenceError`, or `VacuityError` if it shows nothing else."""
+        __tracebackhide__ = True  # from pytest
+        if self.findings:
+            shows_nothing = all(text.startswith("Vacuous") for text in self.findings)
+            raise (VacuityError if shows_nothing else DifferenceError)(str(self))
+        return self
 
 
 def parity(
@@ -70,10 +73,7 @@ def parity(
     `{"loss": ..., "grad_norm": ...}`, or None. The options are those of `examine`, which returns findings instead of
     raising them. Raises `VacuityError` where equality would show nothing, and `ParityError` for what cannot be run.
     """
-    report = examine(make, make_batch, train_step, **options)
-    if report.findings:
-        raise (VacuityError if report.is_vacuous else DifferenceError)(str(report))
-    return report
+    return examine(make, make_batch, train_step, **options).check()
 
 
 def examine(
