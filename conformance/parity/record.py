@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.parity.random_state import Draws, random_state, seed_all
-from conformance.parity.tensors import Key, Names, Value, snapshot
+from conformance.parity.tensors import Key, Names, Value, restore, snapshot
 from conformance.parity.tolerance import Nudge
 from conformance.parity.training import ParityError, Training
 
@@ -88,12 +89,13 @@ def record(
                 for tensor in names.parameters().values():
                     tensor.copy_(nudge(tensor))
         run.start = {name: snapshot(tensor) for name, tensor in names.parameters().items()}
-        with _Recorder(run, names, made, wrap is None, nudge, statistics_of, follow) as recorder:
+        with _Recorder(run, names, wrap is None, nudge, statistics_of, follow) as recorder:
             if seed:
                 seed_all(seed)
                 drawn = recorder.enter_context(Draws())
             for step, batch in enumerate(batches):
-                recorder.step(step, training.train_step, tree_map(nudge, batch) if nudge else batch)
+                given = *made.values(), tree_map(nudge, batch) if nudge else batch
+                recorder.step(step, partial(training.train_step, *given))
             run.drawn_in = [*drawn.places] if seed else []
     finally:
         torch.set_default_dtype(usual)
@@ -105,18 +107,10 @@ class _Recorder(contextlib.ExitStack):
     """Hooks that last for a training: optimizers' steps, forwards, backwards, dropout, BatchNorm, gathering."""
 
     def __init__(
-        self,
-        run: Run,
-        names: Names,
-        made: Mapping[str, Any],
-        alone: bool,
-        nudge: Nudge | None,
-        statistics_of: int,
-        follow: Run | None,
+        self, run: Run, names: Names, alone: bool, nudge: Nudge | None, statistics_of: int, follow: Run | None
     ) -> None:
         super().__init__()
-        self._run, self._names, self._made, self._alone, self._nudge = run, names, made, alone, nudge
-        self._follow = follow
+        self._run, self._names, self._alone, self._nudge, self._follow = run, names, alone, nudge, follow
         self._at, self._depth = 0, 0
         self._stepped: set[str] = set()  # whose gradient has been used and not cleared since
         self._stale: set[str] = set()  # to whose used gradient a backward has added
@@ -140,14 +134,14 @@ class _Recorder(contextlib.ExitStack):
         ):
             self.callback(handle.remove)
 
-    def step(self, at: int, train_step: Callable[..., Any], batch: Any) -> None:
+    def step(self, at: int, train_step: Callable[[], Any]) -> None:
         """Take step `at` and record what it leaves behind."""
         run, self._at = self._run, at
         self._steps.clear()
         before = random_state()
         listening = at == 0 and not self._alone
         with torch.autograd.profiler.profile(enabled=listening, record_shapes=True, use_kineto=False) as profile:
-            said = train_step(*self._made.values(), batch)
+            said = train_step()
         for event in profile.function_events or () if listening else ():
             if event.name.startswith("gloo:"):
                 run.sent[event.name[5:]] += sum(torch.Size(shape).numel() for shape in event.input_shapes if shape)
@@ -242,7 +236,7 @@ class _Recorder(contextlib.ExitStack):
                 if self._nudge and gradient is not None:
                     self._nudge.gradient(gradient)
                 if self._follow and isinstance(whole := self._follow.seen.get(key), Tensor) and gradient is not None:
-                    gradient.copy_(whole.to_sparse(gradient.sparse_dim()) if gradient.is_sparse else whole)
+                    restore(gradient, whole)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._depth -= 1

@@ -40,7 +40,7 @@ Value = Tensor | Part | None
 
 def snapshot(tensor: Any) -> Tensor | Part:
     """Return a copy on the CPU of a tensor, or of this rank's part of a DTensor; communicates nothing."""
-    tensor = tensor.detach()
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     if not hasattr(tensor, "placements"):
         dense: Tensor = (tensor.to_dense() if tensor.is_sparse else tensor).to("cpu", copy=True)
         return dense
@@ -53,6 +53,12 @@ def snapshot(tensor: Any) -> Tensor | Part:
         cuts = strided if type(placement).__name__ == "_StridedShard" else plain
         cuts.append((mesh_dim, getattr(placement, "dim", None)))
     return Part(local, mesh, (*plain, *strided)) if plain or strided else local
+
+
+def restore(tensor: Tensor, value: Tensor) -> None:
+    """Set a tensor to what `snapshot` returned of one of its shape."""
+    value = torch.view_as_complex(value) if tensor.is_complex() else value
+    tensor.copy_(value.to_sparse(tensor.sparse_dim()) if tensor.is_sparse else value)
 
 
 def assemble(values: Sequence[Value]) -> list[Tensor | None]:
@@ -84,7 +90,7 @@ class Names:
     """
 
     def __init__(self, made: Mapping[str, Any]) -> None:
-        parts = list(_parts(made, "", _DEPTH))
+        self._made, parts = made, list(_parts(made, "", _DEPTH))
         self._modules = [(name, part) for name, part in parts if isinstance(part, nn.Module)]
         self._optimizers = {id(part): name for name, part in parts if isinstance(part, torch.optim.Optimizer)}
 
@@ -96,8 +102,16 @@ class Names:
         return self._all("named_parameters")
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return all buffers by name."""
-        return self._all("named_buffers")
+        """Return all buffers by name, and tensors in a list or dict of a module's shapes, such as a moving average."""
+        found, own, shapes = self._all("named_buffers"), {id(each) for each in self.parameters().values()}, []
+        for _, module in self._modules:
+            parameters, buffers = list(module.parameters()), list(module.buffers())
+            trained = [each for each in parameters if each.requires_grad]
+            shapes += [sorted(each.shape for each in kept) for kept in (trained, parameters, parameters + buffers)]
+        for name, kept in _parts(self._made, "", _DEPTH):
+            if isinstance(kept, dict) and sorted(each.shape for each in kept.values()) in shapes:
+                found |= {f"{name}.{_bare(key)}": each for key, each in kept.items() if id(each) not in own}
+        return found
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the name of the variable that holds an optimizer, or `optimizer`."""
@@ -110,16 +124,22 @@ class Names:
             for name, tensor in getattr(module, method)():
                 if id(tensor) not in known:
                     known.add(id(tensor))
-                    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-                    found[f"{variable}:{name}" if at else name] = tensor
+                    found[f"{variable}:{_bare(name)}" if at else _bare(name)] = tensor
         return found
 
 
-def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, nn.Module | torch.optim.Optimizer]]:
+def _bare(name: object) -> str:
+    return ".".join(part for part in str(name).split(".") if part not in _WRAPPERS)
+
+
+def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the modules, optimizers, and lists and dicts of tensors (as a dict) in an object, by name."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         yield name, value
     elif depth and not isinstance(value, Tensor | str | bytes):
         inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())
-        items = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
-        for key, item in items:
+        items = dict(inside.items() if isinstance(inside, Mapping) else enumerate(inside))
+        if items and all(isinstance(item, Tensor) for item in items.values()):
+            yield name, items
+        for key, item in items.items():
             yield from _parts(item, f"{name}.{key}" if name else str(key), depth - 1)

@@ -20,7 +20,7 @@ class Nudge:
 
     def __call__(self, value: Any) -> Any:
         """Return the tensor moved; anything else as it is."""
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
         signs = torch.randint(0, 2, value.shape, generator=self._random) * 2 - 1
         return value.detach() * (1 + self._ulp * signs.to(value.device))

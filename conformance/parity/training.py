@@ -74,7 +74,7 @@ class Training:
         def wrapped(module: nn.Module) -> Any:
             if not isinstance(module, nn.Module):
                 raise ParityError(_expected("wrap", "a torch.nn.Module", module))
-            module = module.to(device=self.device, dtype=self.dtype)
+            module._apply(self._cast)  # as `module.to`, which makes complex parameters real
             return _unwrapped(module) if wrap is None else wrap(module)
 
         made = self.make(wrapped) if takes(self.make, "wrap") else self.make()
@@ -96,7 +96,8 @@ class Training:
     def _cast(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return leaf.to(device=self.device, dtype=self.dtype if leaf.is_floating_point() else None)
+        dtype = self.dtype.to_complex() if self.dtype and leaf.is_complex() else self.dtype
+        return leaf.to(device=self.device, dtype=dtype if leaf.is_floating_point() or leaf.is_complex() else None)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

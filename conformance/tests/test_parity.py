@@ -310,6 +310,37 @@ def test_a_difference_in_the_last_digits_is_called_so() -> None:
     assert "but for 1e-09 of its norm" in str(examine(make_model, make_batch, models.step_of(between=nearly)))
 
 
+def test_an_average_in_a_dict_is_compared() -> None:
+    def make(wrap: Wrap) -> tuple[Any, ...]:
+        model = wrap(make_model())
+        return model, {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, models.sgd(model)
+
+    def step(model: nn.Module, average: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        train_step(model, optimizer, batch)
+        for old, new in zip(average.values(), model.state_dict().values(), strict=True):
+            old.lerp_(new, 0.1 * (dist.get_rank() == 0))
+
+    assert "buffer: all 4 differ from one process. Replicas disagree. Rank 0" in str(examine(make, make_batch, step))
+
+
+def test_imaginary_parts_are_compared() -> None:
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 4).to(torch.get_default_dtype().to_complex()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (torch.fft.fft(x) @ self.weight).abs()
+
+    def average(model: nn.Module) -> None:
+        gradient = present(next(model.parameters()).grad)
+        dist.all_reduce(real := gradient.real.contiguous())
+        gradient.real = real / dist.get_world_size()
+
+    said = str(examine(Spectrum, make_batch, models.step_of(between=average), wrap=models.by_hand))
+    assert "Step 1, gradient: all 1 differ from one process. Replicas disagree, but their mean is right" in said
+
+
 def test_vacuity_is_an_error_of_its_own() -> None:
     for name in ("nothing trains", "no optimizer steps", "all samples alike"):
         with pytest.raises(VacuityError, match=r"^Vacuous"):
