@@ -20,6 +20,7 @@ _SAME = 1e-5  # replicas that are this close, relative to their norm, are one va
 _TINY = 1e-300
 #: How far weights and factors may be off and still be called equal: of exact data, and where the precision is coarse.
 _LEAST_SLACK, _MOST_SLACK = 1e-6, 0.2
+_DIGITS = 2.0**-7  # of each element: rounded to bfloat16 on the ranks, and as their sum
 _ANSWERS = ("scatter", "alltoall", "all_to_all")  # in the names of collectives of a gather's backward
 
 
@@ -107,12 +108,21 @@ class _Difference:
         if not self._near(self._mean, factor * self.want):
             return ""
         if self._near(self._mean, self.want):
-            apart = _norm(self._mean - self.want) / max(_norm(self.want), _TINY)
-            said = f"All ranks have what one process has but for {apart:.1g} of its norm"
-            return f"{said}: is something rounded to fewer digits than a module's output? Then compare with dtype=None."
+            return self._rounded()
         return f"On all ranks {factor:.4g} times one process{_named(factor, len(self.got), self.base.backwards)}."
 
+    def _rounded(self) -> str:
+        apart = _norm(self._mean - self.want) / max(_norm(self.want), _TINY)
+        said = f"All ranks have what one process has but for {apart:.1g} of its norm"
+        return (
+            f"{said}: is something rounded to fewer digits than a module's output? Then compare with dtype=None, and"
+            " without a comm hook that rounds."
+        )
+
     def _weighted_shares(self) -> str:
+        largest = _DIGITS * self.want.abs() + _LEAST_SLACK * self.want.abs().max()
+        if bool(((self._mean - self.want).abs() <= largest).all()):
+            return self._rounded()
         if not self.shares:
             return f"Replicas agree; their norm is {_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}."
         (ours, ours_left), (theirs, theirs_left) = _fit(self._mean, self.shares), _fit(self.want, self.shares)
@@ -126,8 +136,9 @@ class _Difference:
             if blame:
                 return f"{said}{blame}."
             return (
-                f"{said}; or a part of the loss is no mean over samples, as a penalty on weights is none; or gradients "
-                "are changed before ranks average them, as by clipping."
+                f"{said}; or a share's labels or noise are not those of its rows in the whole batch; or a part of the "
+                "loss is no mean over samples, as a penalty on weights is none; or gradients are changed before ranks "
+                "average them, as by clipping."
             )
         if ours_left > self.slack:
             return "No weighted sum of the shares' gradients: other data, or each tensor is changed by itself."

@@ -307,7 +307,9 @@ def test_a_difference_in_the_last_digits_is_called_so() -> None:
         for parameter in model.parameters():
             present(parameter.grad).mul_(1 + 1e-9 * (dist.get_world_size() - 1))
 
+    half = models.hooked(lambda total: (total / models.size()).bfloat16().double())
     assert "but for 1e-09 of its norm" in str(examine(make_model, make_batch, models.step_of(between=nearly)))
+    assert re.search("but for 0.00. of its norm", str(examine(make_model, make_batch, train_step, wrap=half)))
 
 
 def test_an_average_in_a_dict_is_compared() -> None:
