@@ -17,6 +17,7 @@ from conformance.programs.operation_cells import cells_of
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.memory import OF_LISTS, WITH_OUTPUTS, Arena
+from conformance.programs.registry import get_program
 from conformance.report.console import printable
 from conformance.report.failure import result_text
 from conformance.report.markdown import as_code, as_text, fenced
@@ -28,9 +29,11 @@ from conformance.spec.catalogue import Catalogue
 _MAX_PROGRAMS = 6
 #: Far longer than two ranks need on a machine with other work: a program that was only slow shows nothing.
 _TIMEOUT_S = 300
+#: Characters of an error's message that are the same each time, unlike the addresses and numbers further on.
+_TELLING = 30
 
 _FRAME = """\
-import contextlib, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
+import contextlib, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp{imports}
 
 {definitions}
 
@@ -40,9 +43,7 @@ def run(rank, file, size):
 {body}
     bits = lambda tensors: [t.reshape(-1).view(torch.uint8).tolist() for t in tensors]
     word = "right" if bits(got) == bits(want) else "WRONG"
-    shown = lambda tensors: bits(tensors) if {dtype} is torch.bool else [t.tolist() for t in tensors]
-    values = f"{{shown(got)}}, expected {{shown(want)}}"
-    print(f"rank {{rank}}: {{word}}, {{values}}\\n", end="", flush=True)
+    print(f"rank {{rank}}: {{word}}, {{{got}}}, expected {{{want}}}\\n", end="", flush=True)
 
 if __name__ == "__main__":
     mp.spawn(run, (tempfile.mktemp(), {size}), {size})
@@ -54,22 +55,33 @@ _LAID = """
 def {name}(values):  # the same values in another layout
     return torch.empty({span}, dtype={dtype}).as_strided(values.shape, {strides}, {offset}).copy_(values)"""
 _TRAINING = """\
-def model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).to({dtype})
+def model():  # of whole numbers, whose sums are exact
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).to({dtype})
+    [p.data.copy_(torch.arange(p.numel()).reshape(p.shape) % 3 - 1) for p in net.parameters()]
+    return net
 
 def backward(model, rank, number):
-    model((torch.arange(8.).reshape(2, 4) * (number + 1) + rank).to({dtype}) % 5).sum().backward()"""
+    rows = (torch.arange(8).reshape(2, 4) * (number + 1) + rank) % 3
+    (model(rows.to(next(model.parameters()).dtype)).sum() * {scale}).backward()  # means are whole, too"""
 _STEPS = """\
-ddp = torch.nn.parallel.DistributedDataParallel(model(){options})
-alone = [model() for _ in ranks]  # what each rank's data give without a DDP
+net, alone = model(), model(){cast}  # with a DDP, and with all ranks' data
+{before}ddp = torch.nn.parallel.DistributedDataParallel(net{options})
 for number, synchronised in enumerate({schedule}):
     with contextlib.nullcontext() if synchronised else ddp.no_sync():
         backward(ddp, rank, number)
-    for other in ranks:
-        backward(alone[other], other, number)
-got = [p.grad for p in ddp.module.parameters()]
-want = [sum(p.grad for p in same) / size for same in zip(*(m.parameters() for m in alone))]"""
+    [backward(alone, other, number) for other in ranks]
+{after}"""
+_GRADIENTS = """\
+got = [p.grad for p in net.parameters()]
+want = [(p.grad / size).to({dtype}) for p in alone.parameters()]"""
+_IN_BACKWARD = """\
+torch.distributed.optim._apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 1.})
+sgd = torch.optim.SGD(alone.parameters(), lr=1 / size)
+"""
+_OPTIM = ", torch.distributed.optim"
+_STEPPED = """\
+    if synchronised: sgd.step(), sgd.zero_grad()
+got, want = ([p.data for p in m.parameters()] for m in (net, alone))"""
 
 #: By operation what a rank does and must get. `sent` and `room` lay tensors out; words in capitals are replaced.
 CALLS: Mapping[str, str] = {
@@ -146,7 +158,7 @@ def issue_text(report: Report, scenario: Scenario, catalogue: Catalogue) -> str:
     result = next((one for one in reversed(outcome.results) if one.verdict.is_failure), outcome.results[-1])
     requirement = catalogue.requirement(scenario.requirements[0])
     evidence = result_text(outcome, result, report.backend, catalogue)
-    tried = ((program, _output(program)) for program in programs_of(scenario, report.backend, evidence))
+    tried = ((program, _output(program, evidence)) for program in programs_of(scenario, report.backend, evidence))
     program, printed = next((one for one in tried if one[1]), ("", ""))
     if program:
         shown = f"This needs nothing but torch:\n{fenced(program)}\nIt prints:\n{fenced(printed)}"
@@ -164,16 +176,31 @@ def issue_text(report: Report, scenario: Scenario, catalogue: Catalogue) -> str:
 
 def programs_of(scenario: Scenario, backend: str, evidence: str) -> Iterator[str]:
     """Yield programs that may show the failure; of cells those first that the evidence names."""
-    if scenario.program == "train":
-        steps = scenario.schedule
-        schedule = [last for step in steps for last in [False] * step.local_backwards + [True] * step.synchronised]
-        options = "".join(f", {name}={value!r}" for name, value in scenario.options.items())
-        dtype = f"torch.{scenario.dtype}"
-        definitions = _TRAINING.format(dtype=dtype)
-        yield _framed(definitions, _STEPS.format(options=options, schedule=schedule), scenario, backend, dtype)
-    elif scenario.program == "operation_cells":
+    if scenario.program == "operation_cells":
         cells = sorted(cells_of(scenario), key=lambda cell: cell.describe() not in evidence)
         yield from islice(filter(None, (_of_cell(cell, scenario, backend) for cell in cells)), _MAX_PROGRAMS)
+    elif not get_program(scenario.program).without_ddp:
+        yield _training(scenario, backend)
+
+
+def _training(scenario: Scenario, backend: str) -> str:
+    """Return a training of the scenario's dtype, options and schedule, whatever else its program does."""
+    dtype, options, cast = f"torch.{scenario.dtype}", dict(scenario.options), ""
+    steps = scenario.schedule
+    schedule = [last for step in steps for last in [False] * step.local_backwards + [True] * step.synchronised]
+    written = {name: repr(value) for name, value in options.items()}
+    if precision := options.get("mixed_precision"):
+        dtypes = ", ".join(f"{name}=torch.{text}" for name, text in precision.items())
+        written["mixed_precision"] = f"torch.nn.parallel.distributed._MixedPrecision({dtypes})"
+        cast = f".to(torch.{precision.get('param_dtype', scenario.dtype)})"
+    in_backward = "optimizer_in_backward" in scenario.needs
+    body = _STEPS.format(
+        cast=cast, before=_IN_BACKWARD if in_backward else "", schedule=schedule,
+        options="".join(f", {name}={text}" for name, text in written.items()),
+        after=_STEPPED if in_backward else _GRADIENTS.format(dtype=dtype),
+    )  # fmt: skip
+    definitions = _TRAINING.format(dtype=dtype, scale=scenario.world_size ** sum(schedule))
+    return _framed(definitions, body, scenario, backend, dtype, _OPTIM * in_backward)
 
 
 def _of_cell(cell: Cell, scenario: Scenario, backend: str) -> str:
@@ -192,10 +219,7 @@ def _of_cell(cell: Cell, scenario: Scenario, backend: str) -> str:
         values = f"({values}) * {size}"
     definitions = _DATA.format(values=values, dtype=dtype, shape=tuple(shape))
     body = CALLS[cell.operation].replace(")WAIT", _WAITS[cell.lifetime]).replace("ROOT", str(cell.root))
-    for new, old in (
-        ("all_gather_single", "all_gather_into_tensor"),
-        ("reduce_scatter_single", "reduce_scatter_tensor"),
-    ):
+    for new, old in _OLDER_NAMES.items():
         body = body.replace(f"{new}(", f"{new if hasattr(dist, new) else old}(")
     if cell.form in ("scalar", "stacked"):
         body = body.replace("torch.cat", "torch.stack")
@@ -214,13 +238,15 @@ def _of_cell(cell: Cell, scenario: Scenario, backend: str) -> str:
     return _framed(definitions, body, scenario, backend, str(dtype))
 
 
-def _framed(definitions: str, body: str, scenario: Scenario, backend: str, dtype: str) -> str:
-    filled = {"definitions": definitions, "body": indent(body, " " * 4), "dtype": dtype}
+def _framed(definitions: str, body: str, scenario: Scenario, backend: str, dtype: str, imports: str = "") -> str:
+    shown = "bits({0})" if dtype == "torch.bool" else "[t.tolist() for t in {0}]"
+    filled = {name: shown.format(name) for name in ("got", "want")}
+    filled |= {"definitions": definitions, "body": indent(body, " " * 4), "imports": imports}
     return _FRAME.format(backend=backend, size=scenario.world_size, **filled)
 
 
-def _output(program: str) -> str:
-    """Return what a program prints that shows a failure: wrong values, or an error of its call. Else nothing."""
+def _output(program: str, evidence: str) -> str:
+    """Return what a program prints that shows a failure: wrong values, or the error in `evidence`. Else nothing."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "shows.py"
         file.write_text(program, encoding="utf-8")
@@ -232,5 +258,6 @@ def _output(program: str) -> str:
             return ""
     if "WRONG" in done.stdout:
         return done.stdout
-    call = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-    return done.stdout + call if "dist." in done.stderr and done.returncode else ""
+    said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    error = said.partition(": ")[2][:_TELLING]
+    return done.stdout + said if done.returncode and error and error in evidence else ""
