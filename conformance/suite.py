@@ -76,8 +76,14 @@ class Selection:
     keyword: str = ""
     one_per_requirement: bool = False
 
-    def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
-        """Return the matching scenarios in their order.
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for a world size that is none."""
+        for world_size in self.world_sizes:
+            if world_size < 1:
+                raise ScenarioError(f"world size must be >= 1, got {world_size}")
+
+    def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue, profile: str = "") -> tuple[Scenario, ...]:
+        """Return the matching scenarios, of all or of those of a `profile`, in their order.
 
         Raises `SpecificationError` or `ScenarioError`, with similar names, for an unknown name, and `ScenarioError`
         when nothing matches: an empty run must not pass.
@@ -87,18 +93,17 @@ class Selection:
             catalogue.chapter(chapter)
         for requirement_id in self.requirements:
             catalogue.requirement(requirement_id)
-        for world_size in self.world_sizes:
-            if world_size < 1:
-                raise ScenarioError(f"world size must be >= 1, got {world_size}")
         for name in self.names:
             if not any(_is_named(name, scenario) for scenario in scenarios):
-                raise ScenarioError(_unknown_name(name, scenarios, catalogue))
+                raise ScenarioError(_unknown_name(name, scenarios, catalogue, profile))
         chosen = tuple(scenario for scenario in scenarios if self.matches(scenario))
         if not scenarios:
             raise ScenarioError("there is no scenario to select from: the profile has no requirements")
         if not chosen:
+            of_profile, option = (f" of profile {profile}", f" --profile {profile}") if profile else ("", "")
             raise ScenarioError(
-                f"no scenario matches {self}; `ddp-conformance list --scenarios` prints all {len(scenarios)}"
+                f"no scenario{of_profile} matches {self}; `ddp-conformance list --scenarios{option}` prints all "
+                f"{len(scenarios)}"
             )
         return one_per_requirement(chosen) if self.one_per_requirement else chosen
 
@@ -126,9 +131,9 @@ def _is_named(name: str, scenario: Scenario) -> bool:
     return name == scenario.chapter or name in scenario.requirements or fnmatchcase(scenario.id, name)
 
 
-def _unknown_name(name: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> str:
+def _unknown_name(name: str, scenarios: Iterable[Scenario], catalogue: Catalogue, profile: str) -> str:
     chapters = {chapter.name for chapter in catalogue.chapters}
     if name in chapters or name in catalogue:
-        return f"no scenario tests {name}"
+        return f"{name} is not in profile {profile}" if profile else f"no scenario tests {name}"
     known = chapters | {requirement.id for requirement in catalogue} | {scenario.id for scenario in scenarios}
     return f"{name!r} is no chapter, requirement, scenario or glob of scenarios{hint(name, known)}"

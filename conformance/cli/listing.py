@@ -54,7 +54,7 @@ def command(
         from conformance.suite import load_scenarios
 
         everything = in_profile(profile, load_scenarios(), catalogue) if profile else load_scenarios()
-        chosen = selection.apply(everything, catalogue)
+        chosen = selection.apply(everything, catalogue, profile)
         for scenario in chosen:
             say(scenario.id)
         if profile == QUICK and selection == Selection():

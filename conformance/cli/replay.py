@@ -150,14 +150,21 @@ def _replayed(
 
 def read_scenario(file: Path) -> Scenario:
     """Return the scenario in `file`; raises `ScenarioError`, which names the file and what is wrong with it."""
+    text = ""
     try:
-        return Scenario.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        return Scenario.loads(text)
     except OSError as error:
         raise ScenarioError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{file} is not a scenario file: it is not UTF-8 text") from error
     except ScenarioError as error:
-        raise ScenarioError(f"{file}: {error}") from error
+        if '"scenarios":' not in text:
+            raise ScenarioError(f"{file}: {error}") from error
+        raise ScenarioError(
+            f"{file}: it is a whole report; name one of the files in {file.parent / 'failures'}, or run all that "
+            f"failed again: run --last-failed --report {file.parent}"
+        ) from error
 
 
 def print_replay(console: Console, report: Report, catalogue: Catalogue) -> None:

@@ -184,7 +184,12 @@ def diff(before: Path, after: Path, again: Path | None, verbose: bool) -> None:
     from conformance.report.diff import compare, difference_lines
     from conformance.report.histories import history_lines, read_histories
 
-    difference = compare(read_report(before), read_report(after))
+    reports = {folder: read_report(folder) for folder in (before, after)}
+    difference = compare(reports[before], reports[after])
+    if not difference.num_both:
+        empty = [f"{folder} holds no outcome" for folder, report in reports.items() if not report.scenarios]
+        why = empty[0] if empty else f"{before} and {after} have no scenario in common"
+        raise ReportError(f"{why}: nothing can be compared")
     left, right, third = read_histories(before), read_histories(after), read_histories(again) if again else None
     if again and third is None:
         raise ReportError(f"{again} has no histories; run with --keep-histories")

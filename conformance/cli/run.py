@@ -200,7 +200,8 @@ def command(
     )  # fmt: skip
     if (most_bytes or minutes) and (certified or profile != WITHOUT_DDP):
         raise ScenarioError("--up-to and --minutes go with --profile backend, and certify nothing")
-    named(ddp)  # a name that is none is told before torch is imported
+    shard_of((), shard)  # what is none is told before torch is imported
+    named(ddp)
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     if not quiet:
         say(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
@@ -272,10 +273,9 @@ def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ScenarioError(f"--shard must be K/N with 1 <= K <= N, got {shard!r}")
-    chosen = scenarios[int(match[1]) - 1 :: int(match[2])]
-    if not chosen:
+    if scenarios and not scenarios[int(match[1]) - 1 :: int(match[2])]:
         raise ScenarioError(f"shard {shard} of {len(scenarios)} scenario(s) is empty")
-    return chosen
+    return scenarios[int(match[1]) - 1 :: int(match[2])]
 
 
 def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) -> int:
@@ -316,7 +316,7 @@ def selected_by(request: Request) -> tuple[Scenario, ...]:
         everything = load_version(request.spec).scenarios(everything)
     if request.profile == WITHOUT_DDP or request.failed:
         everything = _with_made(request, everything)
-    return request.selection.apply(everything, catalogue)
+    return request.selection.apply(everything, catalogue, request.profile)
 
 
 def _with_made(request: Request, suite: tuple[Scenario, ...]) -> tuple[Scenario, ...]:

@@ -125,12 +125,15 @@ def _names(report: Report) -> Iterator[tuple[str, str]]:
     yield from (("backend", report.backend), ("specification", report.specification))
     yield from (("selection.profile", selection.profile), ("selection.order", selection.order))
     yield from (("selection.shard", selection.shard), *(("selection.ids", one) for one in selection.ids))
+    yield from (("median_warm_scenario_ms", name) for name in report.median_warm_scenario_ms)
     for one in report.requirements:
         yield from (("requirements.id", one.id), ("requirements.chapter", one.chapter))
         yield from (("requirements.level", one.level), ("requirements.statement", one.statement))
     for each in report.scenarios:
         yield from (("scenarios.id", each.id), ("scenarios.contaminated_by", each.contaminated_by))
         yield from (("scenarios.requirements", name) for name in each.requirements)
+        tried = each.tried.items()
+        yield from (("scenarios.tried", name) for operation, cells in tried for name in (operation, *cells))
         yield from (("scenarios.results.subject", result.subject) for result in each.results)
 
 

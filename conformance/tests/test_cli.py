@@ -59,7 +59,8 @@ def refused(*arguments: str | Path) -> str:
         (["GRAD-0x"], "'GRAD-0x' is no chapter, requirement, scenario or glob of scenarios; did you mean GRAD-"),
         (["--requirement", "GRAD-999"], "unknown requirement 'GRAD-999'; did you mean GRAD-"),
         (["--chapter", "gradient"], "unknown chapter 'gradient'; did you mean gradients?"),
-        (["--world-size", "0"], "world size must be >= 1, got 0"),
+        (["GRAD-01", "--profile", "backend"], "GRAD-01 is not in profile backend"),
+        (["--requirement", "GRAD-01", "--profile", "backend"], "of profile backend matches --requirement GRAD-01"),
         (["--world-size", "77"], "no scenario matches --world-size 77"),
         (["--spec", "3.9"], "unknown version '3.9' of the specification; known: 1.0"),
         (["-k", "zeppelin"], "no scenario matches -k zeppelin"),
@@ -101,6 +102,11 @@ def test_a_mistyped_option_gets_near_misses() -> None:
     assert "No such option '--wrold-size'. Did you mean '--world-size'?" in result.stderr
 
 
+def test_a_world_size_that_is_none_is_refused_before_the_suite_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("conformance.cli.run.load_scenarios")
+    assert "world size must be >= 1, got 0" in refused("run", "--world-size", "0")
+
+
 def test_an_unwritable_report_folder_is_said_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "cannot write reports to" in refused("run", "--report", tmp_path / "file" / "report")
@@ -120,6 +126,7 @@ def test_an_unwritable_report_folder_is_said_before_the_run(tmp_path: Path) -> N
             PLAIN.dumps().replace('"world_size": 2', '"world_size": 0'),
             "world_size must be an integer from 1 to 1024, got 0",
         ),
+        (report_text(run_report()), "it is a whole report; "),
         ("\udce9", "it is not UTF-8 text"),
     ],
 )

@@ -121,6 +121,17 @@ def test_a_negative_duration_or_count_is_refused(path: tuple[Any, ...]) -> None:
     assert f"{path[-1]}: must be >= 0, got -1" in refusal(data)
 
 
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (("median_warm_scenario_ms",), {"2\nChecked: ": 1.0}),
+        (("scenarios", 0, "tried"), {"all_reduce": {"\x1b": [1, 0]}}),
+    ],
+)
+def test_a_name_that_is_no_line_of_text_is_refused(path: tuple[Any, ...], names: dict[str, Any]) -> None:
+    assert "must be a line of at most" in refusal(changed(path, names))
+
+
 def test_a_page_of_the_run_is_the_page_of_its_file() -> None:
     assert html_page([INTERRUPTED]) == html_page([parse_report(report_text(INTERRUPTED))])
 

@@ -160,6 +160,14 @@ def test_a_diff_is_about_what_both_have_and_about_both_columns(tmp_path: Path) -
     assert "GRAD-02/29" in call("diff", tmp_path / "a", tmp_path / "b", "--verbose").stdout
 
 
+def test_a_diff_that_compares_nothing_is_no_success(tmp_path: Path) -> None:
+    for name, outcomes in {"none": (), "one": ("GRAD-01/a",), "other": ("GRAD-01/b",)}.items():
+        stored(tmp_path / name, *(outcome(f"gradients/{one}", PASS) for one in outcomes))
+    for pair, why in ((("one", "none"), "none holds no outcome"), (("one", "other"), "have no scenario in common")):
+        said = call("diff", *(tmp_path / name for name in pair))
+        assert (said.exit_code, why in said.stderr) == (2, True)
+
+
 def test_a_diff_says_why_and_under_which_circumstances(tmp_path: Path) -> None:
     stored(tmp_path / "a", outcome("gradients/GRAD-01/x", PASS))
     worse = outcome("gradients/GRAD-01/x", FAIL, summary=f"a gradient{UNPRINTABLE} is wrong")
