@@ -50,7 +50,7 @@ def _torch() -> Symptom:
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     wanted = ".".join(map(str, MIN_TORCH))
-    untried = f"; no CI of this release has run it, but {'.'.join(map(str, CI_TORCH))}"
+    untried = f"; CI runs {'.'.join(map(str, CI_TORCH))}, and docs/torch_versions.md says what ran on others, and when"
     detail = torch.__version__ + untried * (version != CI_TORCH)
     return Symptom("torch", version >= MIN_TORCH, detail, f"install torch {wanted} or newer")
 

@@ -381,7 +381,7 @@ def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.Monkey
     assert result.exit_code == 1
     assert "MISSING torch" in result.stdout
     assert "install torch 99.0 or newer" in result.stdout
-    assert "no CI of this release has run it, but 99.1" in result.stdout
+    assert "CI runs 99.1, and docs/torch_versions.md says what ran on others, and when" in result.stdout
 
 
 def test_every_verdict_has_a_style() -> None:
