@@ -91,20 +91,20 @@ class Names:
 
     def __init__(self, made: Mapping[str, Any]) -> None:
         self._made, parts = made, list(_parts(made, "", _DEPTH))
-        self._modules = [(name, part) for name, part in parts if isinstance(part, nn.Module)]
+        self.modules = [(name, part) for name, part in parts if isinstance(part, nn.Module)]
+        self._loose = [(name, part) for name, part in parts if isinstance(part, nn.Parameter)]
         self._optimizers = {id(part): name for name, part in parts if isinstance(part, torch.optim.Optimizer)}
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
     def parameters(self) -> dict[str, Tensor]:
-        """Return all parameters by name; a tensor that several modules share is named once."""
-        return self._all("named_parameters")
+        """Return all parameters by name, also those outside of modules; one that several modules share is named once."""
+        found = self._all("named_parameters")
+        known = {id(each) for each in found.values()}
+        return found | {name: each for name, each in self._loose if id(each) not in known}
 
     def buffers(self) -> dict[str, Tensor]:
         """Return all buffers by name, and tensors in a list or dict of a module's shapes, such as a moving average."""
         found, own, shapes = self._all("named_buffers"), {id(each) for each in self.parameters().values()}, []
-        for _, module in self._modules:
+        for _, module in self.modules:
             parameters, buffers = list(module.parameters()), list(module.buffers())
             trained = [each for each in parameters if each.requires_grad]
             shapes += [sorted(each.shape for each in kept) for kept in (trained, parameters, parameters + buffers)]
@@ -120,7 +120,7 @@ class Names:
     def _all(self, method: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         known: set[int] = set()
-        for at, (variable, module) in enumerate(self._modules):
+        for at, (variable, module) in enumerate(self.modules):
             for name, tensor in getattr(module, method)():
                 if id(tensor) not in known:
                     known.add(id(tensor))
@@ -133,8 +133,8 @@ def _bare(name: object) -> str:
 
 
 def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the modules, optimizers, and lists and dicts of tensors (as a dict) in an object, by name."""
-    if isinstance(value, nn.Module | torch.optim.Optimizer):
+    """Yield the modules, optimizers, parameters, and lists and dicts of tensors (as a dict) in an object, by name."""
+    if isinstance(value, nn.Module | torch.optim.Optimizer | nn.Parameter):
         yield name, value
     elif depth and not isinstance(value, Tensor | str | bytes):
         inside = value if isinstance(value, Mapping | list | tuple) else getattr(value, "__dict__", ())

@@ -325,6 +325,17 @@ def test_an_average_in_a_dict_is_compared() -> None:
     assert "buffer: all 4 differ from one process. Replicas disagree. Rank 0" in str(examine(make, make_batch, step))
 
 
+def test_a_parameter_outside_of_modules_is_compared() -> None:
+    def make(wrap: Wrap) -> tuple[Any, ...]:
+        model, scale = wrap(make_model()), nn.Parameter(torch.zeros(()))
+        return model, scale, torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
+    def step(model: nn.Module, scale: nn.Parameter, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        train_step(lambda x: model(x) * scale.exp(), optimizer, batch)  # type: ignore[arg-type]
+
+    assert "1 of 5 (scale) differ from one process. Not averaged" in str(examine(make, make_batch, step))
+
+
 def test_imaginary_parts_are_compared() -> None:
     class Spectrum(nn.Module):
         def __init__(self) -> None:
