@@ -120,21 +120,20 @@ class _Difference:
         )
 
     def _weighted_shares(self) -> str:
-        largest = _DIGITS * self.want.abs() + _LEAST_SLACK * self.want.abs().max()
-        if bool(((self._mean - self.want).abs() <= largest).all()):
-            return self._rounded()
+        digits = _DIGITS * self.want.abs() + _LEAST_SLACK * self.want.abs().max()
+        rounded = self._rounded() if bool(((self._mean - self.want).abs() <= digits).all()) else ""
         if not self.shares:
-            return f"Replicas agree; their norm is {_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}."
+            norms = f"Replicas agree; their norm is {_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}."
+            return rounded or norms
         (ours, ours_left), (theirs, theirs_left) = _fit(self._mean, self.shares), _fit(self.want, self.shares)
         weights = f"{_spelt(ours)} of the shares' gradients, one process {_spelt(theirs)}"
+        if rounded and ours_left > self.slack:
+            return rounded
         if theirs_left > self.slack:
-            layers = (
-                f": {listed(self.base.batch_norms)} takes each rank's own statistics (use SyncBatchNorm, or declare"
-            )
-            blame = f"{layers} local_batchnorm)" if self.base.batch_norms else ""
             said = "In one process samples of different ranks act on each other, on the ranks they do not"
-            if blame:
-                return f"{said}{blame}."
+            if layers := listed(self.base.batch_norms):
+                remedy = "use SyncBatchNorm, or declare local_batchnorm"
+                return f"{said}: {layers} takes each rank's own statistics ({remedy})."
             return (
                 f"{said}; or a share's labels or noise are not those of its rows in the whole batch; or a part of the "
                 "loss is no mean over samples, as a penalty on weights is none; or gradients are changed before ranks "

@@ -3,6 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,10 @@ def examine(
     findings, sentence = mistakes_in_one_process(reference.base, exempt), wrong_data(reference.rows, rows, shares)
     if found.wrong and not sentence:  # of other data, all else follows
         step, _ = first_difference(found)
-        alone = _alone_later(training, step, reference.base, under) if step else reference.alone
+        alone = [] if step else reference.alone
+        if step:
+            with suppress(RankError):  # a share alone may not survive that step: the explanation does without
+                alone = _on_one(partial(_alone, training, step, reference.base), under)
         sentence = by_chance(reference.drawn_in) or explain(found, reference.base, runs, alone)
     if sentence:
         where = Path(folder or tempfile.mkdtemp(prefix="parity-"))
@@ -196,13 +200,6 @@ def _alone(training: Training, step: int, base: Run) -> list[Run]:
     before = training.batches(0, 1)[:step]
     own = [training.batches(share, training.shares)[step] for share in range(training.shares)]
     return [record(training, [*before, batch], None, follow=base) for batch in own]
-
-
-def _alone_later(training: Training, step: int, base: Run, under: Backend) -> list[Run]:
-    try:
-        return _on_one(lambda: _alone(training, step, base), under)
-    except RankError:  # a share alone does not survive that step: the explanation does without
-        return []
 
 
 def _rows(batch: Any) -> Counter[int]:

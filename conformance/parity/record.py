@@ -81,7 +81,7 @@ def record(
     try:
         made = training.build(wrap)
         names = Names(made)
-        if not len(names):
+        if not names.modules:
             kinds = ", ".join(type(value).__name__ for value in made.values())
             raise ParityError(f"make returned no torch.nn.Module, but {kinds}.")
         if nudge:
