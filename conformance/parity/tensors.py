@@ -96,7 +96,7 @@ class Names:
         self._optimizers = {id(part): name for name, part in parts if isinstance(part, torch.optim.Optimizer)}
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return all parameters by name, also those outside of modules; one that several modules share is named once."""
+        """Return all parameters by name, those of no module, too; one that several modules share is named once."""
         found = self._all("named_parameters")
         known = {id(each) for each in found.values()}
         return found | {name: each for name, each in self._loose if id(each) not in known}
