@@ -262,8 +262,9 @@ def KnowsItsOwnCompany(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
     """BUG: whether wrappers have an order is decided by those that live on this rank, and not on any rank."""
     verify = replicas.verify_replicas
 
-    def verify_alone(*given: Any, **here: bool) -> replicas.Agreed:
-        return dataclasses.replace(verify(*given, **here), **here)
+    def verify_alone(*given: Any, has_other_wrappers: bool, **more: Any) -> replicas.Agreed:
+        agreed = verify(*given, has_other_wrappers=has_other_wrappers, **more)
+        return dataclasses.replace(agreed, has_other_wrappers=has_other_wrappers)
 
     with mock.patch.object(distributed, "verify_replicas", verify_alone):
         init(*args, **kwargs)
