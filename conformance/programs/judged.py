@@ -1,9 +1,13 @@
 """Programs in which each rank judges its own results: several trials, each of which returns a judgement."""
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
+import conformance
 from conformance.checkers.explanation import shorten
 from conformance.errors import certain
 from conformance.observation import Facts
@@ -14,6 +18,8 @@ from conformance.programs.registry import Program, program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
+#: How the names of files begin that are no backend's: those of torch, of the suite and of what is in no file.
+_NOT_ITS_OWN = (*(f"{Path(str(package.__file__)).parent}/" for package in (torch, conformance)), "<")
 #: A trial returns what is wrong, as a clause; an empty text if nothing is.
 Trial = Callable[[], str]
 Trials = Callable[[RankContext], Mapping[str, Trial]]
@@ -99,4 +105,10 @@ def tried(ctx: RankContext, name: str, members: Sequence[int], trial: Trial) -> 
         if not all_publish(f"raised in {name}", ctx.rank, members):
             raise
         where = ctx.current_phase.removeprefix(name).removeprefix(",")
-        return f"raised {type(error).__name__}{where}: {shorten(str(error))}"
+        return f"raised {type(error).__name__}{where}: {shorten(str(error))}{_place(error)}"
+
+
+def _place(error: Exception) -> str:
+    """Return the line of the backend's own code in which `error` was raised; empty if only torch and we had a part."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_NOT_ITS_OWN)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

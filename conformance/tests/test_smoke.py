@@ -1,6 +1,7 @@
 """The smoke ladder: it holds on gloo, and stops at the right rung with the right sentence on what is broken."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from conformance.backends.gloo import GLOO
 from conformance.cli import main
 from conformance.cli.smoke import _declaration, _next
 from conformance.observation import Ending, Observation, Raised
+from conformance.programs import judged
 from conformance.programs.operations.cell import REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
@@ -361,3 +363,13 @@ def test_a_method_that_a_group_in_python_lacks_is_named_as_torch_calls_it() -> N
     assert found is not None
     assert found.summary == f"the process group of rank 0 has no method {rung.method()}, which this torch calls"
     assert found.evidence == ""
+
+
+def test_an_error_of_all_ranks_is_shown_with_its_line_in_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judged, "all_say", lambda *given: True)
+    written: dict[str, Any] = {}
+    exec(compile("def allreduce():\n    raise ValueError('no stream')", "/acme/group.py", "exec"), written)
+    ctx: Any = SimpleNamespace(rank=0, current_phase="all_reduce")
+    said = judged.tried(ctx, "all_reduce", [0], written["allreduce"])
+    assert said == "raised ValueError: no stream (/acme/group.py:2, in allreduce)"
+    assert judged.tried(ctx, "all_reduce", [0], lambda: str(int("x"))).endswith("base 10: 'x'")  # ours says nothing
