@@ -60,19 +60,19 @@ def managed_parameters(
 
 def device_type(module: nn.Module, ignored: Collection[str]) -> str:
     """Return the one type of device that all parameters are on; raises `ValueError` for several, and for meta."""
-    type_of = {name: parameter.device.type for name, parameter in module.named_parameters() if name not in ignored}
-    types = set(type_of.values())
-    if types == {"meta"}:
+    named = [(name, parameter) for name, parameter in module.named_parameters() if name not in ignored]
+    first_of = {parameter.device.type: name for name, parameter in reversed(named)}
+    if set(first_of) == {"meta"}:
         raise ValueError(
-            f"parameter '{next(iter(type_of))}' is on the meta device, as all are, and has no values that ranks could "
+            f"parameter '{first_of['meta']}' is on the meta device, as all are, and has no values that ranks could "
             "be given: move the module to its device (to_empty(device=...)) and initialise it before wrapping it"
         )
-    if len(types) != 1:
+    if len(first_of) != 1:
         raise ValueError(
             "DistributedDataParallel's input module must be on the same type of devices; its parameters are on "
-            f"{', '.join(sorted(types))}"
+            + ", ".join(f"{kind} ('{first_of[kind]}')" for kind in sorted(first_of))
         )
-    return types.pop()
+    return next(iter(first_of))
 
 
 def refuse_expanded(module: nn.Module, ignored: Collection[str]) -> None:

@@ -76,7 +76,7 @@ def test_every_part_of_them_is_rank_0s(tmp_path: Path) -> None:
     assert first[0][-18:] == [100.0 + place for place in (0, 1, 2, 3, 4, 5, 6, 7, 8) for _ in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["frozen", "buffer", "trained", "two", "meta"])
+@pytest.mark.parametrize("kind", ["frozen", "buffer", "trained", "two", "meta", "meta too"])
 def test_what_cannot_be_given_rank_0s_values_is_refused_by_name(kind: str) -> None:
     module = nn.Linear(2, 2)
     held = Mute(torch.ones(2), owns=False)
@@ -84,9 +84,13 @@ def test_what_cannot_be_given_rank_0s_values_is_refused_by_name(kind: str) -> No
         module.register_buffer("codes", held)
     elif kind == "meta":
         module = module.to("meta")
+    elif kind == "meta too":
+        module.register_parameter("codes", nn.Parameter(torch.ones(2, device="meta")))
     else:
         tensor = TwoTensor(torch.ones(2), torch.ones(2)) if kind == "two" else held
         module.register_parameter("codes", nn.Parameter(tensor, requires_grad=kind != "frozen"))
-    words = {"meta": "'weight' is on the meta device.*to_empty"}.get(kind, "'codes' is a .*_ddp_params_and_buffers_to")
+    words = {"meta": "'weight' is on the meta device.*to_empty", "meta too": "on cpu.*'weight'.*meta.*'codes'"}.get(
+        kind, "'codes' is a .*_ddp_params_and_buffers_to"
+    )
     with group_of_one(), pytest.raises((RuntimeError, ValueError), match=words):
         DistributedDataParallel(module)
