@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ddp_impl.api.torch_names import TorchSurface
 from ddp_impl.base.nested_tensors import described, memory
 from ddp_impl.buckets.comm_hooks import BufferHook, BufferHookLocation
-from ddp_impl.module.replicas import verify_buffers
+from ddp_impl.module.replicas import agree_on_run, verify_buffers
 from ddp_impl.torch_internals.distributed import timeout_of
 from ddp_impl.wire import collectives
 from ddp_impl.wire.collectives import rank_in
@@ -176,8 +176,10 @@ class CopiedState(TorchSurface):
         Raises `ReplicaMismatchError` naming one that differs, also from that of a rank that has changed nothing, and
         the store's error after the group's timeout.
         """
-        before = self._buffer_layouts
+        before, company = self._buffer_layouts, self.reducer.peers.company
         with self.reducer.between_backwards(f"the other ranks' buffers, because here {before.changed_to(layouts)}"):
+            if not company.run and not before.parts:  # without `init_sync`: all ranks are here, for the first time
+                company.run = agree_on_run(self.process_group, self.device)
             timeout = timeout_of(self.process_group, self.device)
             told = self.reducer.peers.compare_buffers(json.dumps(layouts.words), timeout)
             words = [before.words if each == UNCHANGED else json.loads(each) for each in told or ()]

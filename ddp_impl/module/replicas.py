@@ -154,6 +154,11 @@ def verify_replicas(
     raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
 
 
+def agree_on_run(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return a name that no other run has, for ranks that compare no replicas; all ranks must call it."""
+    return collectives.gather_bytes(secrets.token_bytes(_RUN_BYTES), group, device)[0].hex()
+
+
 def first_reordered(digests: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
     """Return the first two ranks that have the same names of a kind in different orders; None if there are none."""
     for place in range(1, len(digests[0]), 2):

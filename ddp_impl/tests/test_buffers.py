@@ -92,17 +92,18 @@ _CHANGES = (
     (("dtype", "shape"), ("'mean' is [2] torch.float64 on cpu on rank 0, [3] torch.float32",) * 2),
     (("shape", "gone"), ("'mean' of rank 0 has no counterpart on rank 1",) * 2),
     (("", "dtype"), ("rank 1 raised ReplicaMismatchError", "'mean' is [2] torch.float32 on cpu on rank 0, [2]")),
+    (("", "at first"), ("'mean' is [2] torch.float32 on cpu on rank 0, [3]",) * 2),
     (("gone", ""), ("'mean' of rank 1 has no counterpart on rank 0", "rank 0 raised ReplicaMismatchError")),
 )
 
 
 def changes_a_buffer(rank: int, changes: tuple[str, str]) -> str:
     module = nn.Linear(2, 2)
-    module.register_buffer("mean", torch.zeros(2))
+    module.register_buffer("mean", torch.zeros(3 if changes[rank] == "at first" else 2))
     group = dist.new_group(timeout=timedelta(seconds=60 if all(changes) else 3))
-    ddp = DistributedDataParallel(module, process_group=group)
+    ddp = DistributedDataParallel(module, process_group=group, init_sync="at first" not in changes)
     for step in range(4):
-        change = changes[rank] if step in (1, 2) else ""
+        change = changes[rank] if step in (1, 2) and "at first" not in changes else ""
         if change:
             size, dtype = (2, torch.float64) if change == "dtype" else (2 + step, torch.float32)
             module.register_buffer("mean", None if change == "gone" else torch.full((size,), float(rank), dtype=dtype))
