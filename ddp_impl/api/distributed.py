@@ -157,29 +157,29 @@ class DistributedDataParallel(JoinedWrapper):
         refuse_unknown(unknown)
         refuse_absent(DistributedDataParallel)
         refuse_unsupported_overrides(type(self), DistributedDataParallel)
-        check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
-        check_flags(
-            broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
-            forward_sync_buffers=forward_sync_buffers is not None and forward_sync_buffers,
-            init_sync=init_sync,
-            find_unused_parameters=find_unused_parameters,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            static_graph=static_graph,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-            lazy_bucket_allocation=lazy_bucket_allocation,
-        )
-        caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
-        precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
-        if precision is not None:
-            precision.check_can_cast(module)
         if check_reduction:
             warnings.warn("check_reduction has no effect and will go away; leave it out", FutureWarning, stacklevel=2)
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self._peers = Peers(self.process_group)
-        self.parameters_to_ignore = set(ignored_names(module))
         with self._peers.publishing_errors("construction"):
+            check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
+            check_flags(
+                broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
+                forward_sync_buffers=forward_sync_buffers is not None and forward_sync_buffers,
+                init_sync=init_sync,
+                find_unused_parameters=find_unused_parameters,
+                gradient_as_bucket_view=gradient_as_bucket_view,
+                static_graph=static_graph,
+                skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+                lazy_bucket_allocation=lazy_bucket_allocation,
+            )
+            caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
+            precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+            if precision is not None:
+                precision.check_can_cast(module)
+            self.parameters_to_ignore = set(ignored_names(module))
             members = managed_parameters(module, self.parameters_to_ignore)
             check_nested(module, members, gradient_as_bucket_view)
             self.device_type = device_type(module, self.parameters_to_ignore)

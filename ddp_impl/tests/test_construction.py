@@ -64,13 +64,13 @@ _DISAGREEMENTS = {
     "buffer shape": "'mean'", "buffer dtype": "'mean'", "buffer more": "'more'", "buffers in order": "'mean'",
     "buffer name": None, "ignored": "ignore", "ignored buffer": "ignore", "layer more": "'more.weight'",
     "shape": "'1.weight'", "dtype": "'1.weight'", "stride": "'1.weight'", "frozen": "'1.weight'",
-    "frozen shape": "'spare.weight'",
+    "frozen shape": "'spare.weight'", "device_ids": "device_ids", "meta": "meta device",
 }  # fmt: skip
 #: What it gives for the options that are not merely switched on.
 _GIVEN = {
     "init_sync": st.just(False), "forward_sync_buffers": st.just(False), "broadcast_buffers": st.just(False),
     "bucket_cap_mb": st.sampled_from([1e-6, 0.5, 3, "auto"]), "bucket_cap_mb_list": st.sampled_from([[1e-6], [1, 2]]),
-    "mixed_precision": st.sampled_from([torch.float16, torch.bfloat16]),
+    "mixed_precision": st.sampled_from([torch.float16, torch.bfloat16]), "device_ids": st.just([0]),
 }  # fmt: skip
 _Call = tuple[str, int, Any]
 
@@ -106,7 +106,7 @@ def built(kind: str) -> nn.Module:
     if kind.startswith("ignored"):
         module._ddp_params_and_buffers_to_ignore = ["mean" if kind == "ignored buffer" else "1.weight"]  # type: ignore[assignment]
     module.forward = lambda inputs: module[1](module[0](inputs))  # type: ignore[method-assign]
-    return module.train(kind != "evaluation")
+    return module.train(kind != "evaluation").to("meta" if kind == "meta" else "cpu")
 
 
 def options_of(kind: str, given: Any, module: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def tried(rank: int, calls: list[_Call]) -> list[tuple[str, list[Tensor]]]:
         try:
             step(DistributedDataParallel(module, process_group=group, **options), rank)
             told.append(("", [part.detach() if part.grad is None else part.grad for part in module.parameters()]))
-        except RuntimeError as raised:
+        except (RuntimeError, ValueError) as raised:
             told.append((str(raised), []))
     return told
 

@@ -101,17 +101,23 @@ class Peers:
             self._write(f"{rank_in(self.group)} is there", compares)
 
     def refuse_unlike(self, compares: bool) -> None:
-        """Raise `ReplicaMismatchError` where another rank has published another `init_sync`.
+        """Raise `ReplicaMismatchError` where another rank has published another `init_sync`, or an exception.
 
         A rank that compares nothing waits a moment for the other ranks: it has no later chance.
         """
-        other, store = None, self._store()
+        other, gone, store = None, None, self._store()
         with contextlib.suppress(Exception):
             others = set(range(size_of(self.group))) - {rank_in(self.group)}
             if store is not None and others and not compares:
                 _await(store, [self.key_of(f"{rank} is there") for rank in others], _CONSTRUCTED_WITHIN)
         with contextlib.suppress(Exception):
             other = None if store is None else self._value_of(store, f"compares {not compares}")
+            gone = None if store is None else self._value_of(store, "gave up")
+        if gone is not None:
+            raise ReplicaMismatchError(
+                f"[rank {rank_in(self.group)}] rank {gone[0]} cannot wrap its module, and no other rank without it: "
+                f"{gone[1]}"
+            )
         if other is not None:
             raise ReplicaMismatchError(
                 f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
@@ -201,11 +207,12 @@ class Peers:
 
     @contextlib.contextmanager
     def publishing_errors(self, phase: str) -> Iterator[None]:
-        """Publish an exception that the block raises."""
+        """Publish an exception that the block raises; other ranks need not wait for it in `refuse_unlike`."""
         try:
             yield
         except BaseException as error:
             self.raised(phase, error, error.__traceback__)
+            self._write("gave up", [rank_in(self.group), str(error)[:_MAX_CHARACTERS]])
             raise
 
     def awaiting(self, phase: str, what: Description, *, with_reports: bool = True) -> AbstractContextManager[None]:
