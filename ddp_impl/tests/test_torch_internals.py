@@ -50,6 +50,14 @@ def test_a_missing_name_takes_its_feature_and_says_so(
     assert "without torch.compile, all else works" in said
 
 
+def test_a_module_that_raises_while_it_is_imported_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise NameError(f"of another name, in {path}")
+
+    monkeypatch.setattr(names.importlib, "import_module", broken)
+    assert not names.is_there("torch._no_such_module.name")
+
+
 def test_without_any_name_that_averaging_needs_the_import_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     names.explain_missing(None)
     for missing in names.needed()["averaging"]:
@@ -60,7 +68,7 @@ def test_without_any_name_that_averaging_needs_the_import_says_which(monkeypatch
 
 #: Without these torch trains nothing, so that what we do without them cannot be seen.
 OF_TORCH = {"torch._C._set_grad_enabled", "torch._C._are_functorch_transforms_active"}
-#: Takes each name away in a fork, trains there in several ways, and prints what came of it.
+#: Takes each group of names away in a fork, trains there in several ways, and prints what came of it.
 WITHOUT = """
 import os, pkgutil, sys, traceback, warnings
 import torch, torch.distributed as dist
@@ -92,13 +100,11 @@ def train():
     assert ddp.module.used.weight.grad is not None
 
 
-def outcome(name):
-    path, _, last = name.rpartition(".")
+def outcome(names):
     warnings.simplefilter("ignore", FutureWarning)
-    try:
-        delattr(pkgutil.resolve_name(path), last)
-    except TypeError as error:
-        return f"cannot be taken away: {error}"
+    paths = [name.rpartition(".") for name in names]
+    for holder, last in [(pkgutil.resolve_name(path), last) for path, _, last in paths]:
+        delattr(holder, last)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -113,29 +119,37 @@ def outcome(name):
     return "trains; " + "; ".join(str(one.message) for one in warned if "ddp_impl needs" in str(one.message))
 
 
-for name in sys.argv[1:]:
+for group in sys.argv[1:]:
     sys.stdout.flush()
     if not (child := os.fork()):
-        print(name, outcome(name).splitlines()[0], flush=True)
+        print(group, outcome(group.split("+")).splitlines()[0], flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """
 
 
-def test_a_name_taken_away_takes_its_feature_or_refuses_the_import() -> None:
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_name_taken_away_takes_its_feature_or_refuses_the_import(alone: bool) -> None:
     needed = names.needed()
     features = {name: feature for feature, listed in needed.items() for name in listed if feature != "averaging"}
-    taken = [*features, needed["averaging"][0]]  # of those that all needs, whose check is the same, the first
+    missed = [name for name in features if name not in OF_TORCH]
+    apart = [name for name in missed if "_dynamo.eval_frame" in name]  # torch needs them where other names are missing
+    refused = needed["averaging"][0]  # of those that all needs, whose check is the same, the first
+    together = ["+".join(name for name in missed if name not in apart), "+".join(apart)]
+    taken = [*(missed if alone else together), *OF_TORCH, refused]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *taken], capture_output=True, text=True, check=False, timeout=600
     )
     outcomes = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert list(outcomes) == taken, done.stderr
-    for name, feature in features.items():
-        word = "torch itself needs it: " if name in OF_TORCH else "trains; "
-        assert outcomes[name].startswith(word), (name, outcomes[name])
-        said = outcomes[name].removeprefix(word) if name not in OF_TORCH else ""
-        assert not said or f"has no {name}, which ddp_impl needs for {feature}" in said
-    assert outcomes[taken[-1]].startswith(
-        f"refused: ddp_impl does not work with torch {torch.__version__}, which has no"
-    )
+    for group, outcome in outcomes.items():
+        word = "torch itself needs it: " if group in OF_TORCH else "refused: " if group == refused else "trains; "
+        assert outcome.startswith(word), (group, outcome)
+    said = [
+        each
+        for one in outcomes.values()
+        for each in re.findall(r"has no (\S+), which ddp_impl needs for (.*?)\. ", one)
+    ]
+    assert set(said) <= set(features.items())
+    assert {feature for _, feature in said} == {names.COMPILE, names.TRANSFORMS, names.PROFILER}
+    assert f"ddp_impl does not work with torch {torch.__version__}, which has no {refused}" in outcomes[refused]

@@ -25,8 +25,8 @@ def _look_up(name: str) -> Any:
         if not hasattr(found, part):
             try:
                 importlib.import_module(path)
-            except ImportError:
-                raise AttributeError(f"torch {torch.__version__} has no {name}") from None
+            except Exception as error:  # torch's own modules lack the name, too, or something else that they import
+                raise AttributeError(f"torch {torch.__version__} has no {name}") from error
         found = getattr(found, part)
     return found
 
