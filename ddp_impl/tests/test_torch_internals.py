@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def test_a_module_that_raises_while_it_is_imported_is_missing(monkeypatch: pytes
     def broken(path: str) -> None:
         raise NameError(f"of another name, in {path}")
 
-    monkeypatch.setattr(names.importlib, "import_module", broken)
+    monkeypatch.setattr(importlib, "import_module", broken)
     assert not names.is_there("torch._no_such_module.name")
 
 
