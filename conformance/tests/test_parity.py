@@ -354,6 +354,14 @@ def test_imaginary_parts_are_compared() -> None:
     assert "Step 1, gradient: all 1 differ from one process. Replicas disagree, but their mean is right" in said
 
 
+def test_factors_by_rank_are_named_though_their_mean_is_right() -> None:
+    def limited(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            present(parameter.grad).mul_(1 + (dist.get_rank() - 0.5) / 5 if dist.get_world_size() > 1 else 1)
+
+    assert "By rank 0.9, 1.1 times one process" in str(examine(make_model, make_batch, models.step_of(between=limited)))
+
+
 def test_vacuity_is_an_error_of_its_own() -> None:
     for name in ("nothing trains", "no optimizer steps", "all samples alike"):
         with pytest.raises(VacuityError, match=r"^Vacuous"):
