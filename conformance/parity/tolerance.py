@@ -8,7 +8,7 @@ from torch import Tensor
 
 from conformance.parity.tensors import Key
 
-#: A tolerance is so many times the largest spread of so many repetitions. Correct trainings use at most half of it.
+#: A tolerance is so many times the largest spread of so many repetitions. Correct trainings use at most 0.53 of it.
 FACTOR, NUDGES = 8.0, 5
 
 
