@@ -93,15 +93,14 @@ class _Difference:
             return ""
         if len(self.shares) == len(self.got) and all(map(self._near, self.got, self.shares)):
             return "Not averaged: every rank has the gradient of its own share."
-        factors = [self._factor(value) for value in self.got]
-        if all(self._near(value, factor * self.want) for value, factor in zip(self.got, factors, strict=True)):
-            by_rank = ", ".join(f"{factor:.4g}" for factor in factors)
-            return f"Replicas disagree. By rank {by_rank} times one process: scaled by a number of each rank's own?"
-        if self._near(self._mean, self.want):
-            return "Replicas disagree, but their mean is right: averaged in part, or before the last backward."
         said = "Replicas disagree."
         if right := [str(rank) for rank, value in enumerate(self.got) if self._near(value, self.want)]:
             said += f" Rank {', '.join(right)} agrees with one process."
+        factors = [self._factor(value) for value in self.got]
+        if all(self._near(value, factor * self.want) for value, factor in zip(self.got, factors, strict=True)):
+            return f"{said} By rank {', '.join(f'{factor:.4g}' for factor in factors)} times one process."
+        if self._near(self._mean, self.want):
+            return "Replicas disagree, but their mean is right: averaged in part, or before the last backward."
         return said
 
     def _constant_factor(self) -> str:
