@@ -16,10 +16,11 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.base.options import BucketCaps
-from ddp_impl.buckets.bucket import ManagedParameter
+from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.buckets.plan import BucketPlan, plan_for_unknown_order
 from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.reducer.reducer import Reducer
+from ddp_impl.reducer.reduction import Reduction
 
 
 @replaces(TorchDDP, "__init__")
@@ -162,6 +163,13 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
     dist.all_reduce(bucket.buffer(), group=group)
     bucket.buffer().div_(group.size())
     return summed(group, bucket)
+
+
+@replaces(Reduction, "launch")
+def OverlooksAnExactFit(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
+    """BUG: a gradient of exactly a bucket's cap is neither put with others nor sent alone."""
+    if len(bucket.members) > 1 or bucket.num_bytes != reduction.options.caps.cap_bytes:
+        launch(bucket)
 
 
 @replaces(Reducer, "launch_full_buckets")

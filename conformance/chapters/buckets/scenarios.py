@@ -72,7 +72,9 @@ def scenarios() -> Iterator[Scenario]:
 
 def _what() -> Iterator[Scenario]:
     yield from _traffic("BUCKET-01", "all", (2, 3, 4))
-    yield from _traffic("BUCKET-01", "", 2, (_cap_of(1, "each-alone"), _cap_of(1100, "two")))
+    # A cap that one gradient reaches exactly is where "full" and "larger than the cap" meet.
+    exactly = [_cap_of(size, f"exactly-{size}") for size in SIZES]
+    yield from _traffic("BUCKET-01", "", 2, (_cap_of(1, "each-alone"), _cap_of(1100, "two"), *exactly))
     left_out = (
         arguments("frozen", frozen=[1, 4]),
         arguments("ignored", ignored=[0, 2]) | _IGNORING,
