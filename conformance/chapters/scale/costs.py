@@ -152,11 +152,12 @@ def _costs(ctx: RankContext, model: nn.Module, module: nn.Module, operators: _Op
     del loss
     module.zero_grad(set_to_none=True)
     gc.collect()
+    # Before another step takes its place: a DDP may keep what the last one made, and drop what the one before made.
+    kept = operators.bytes_alive()
     after = operators.number, operators.written, operators.collectives
     calls = min(num_calls(lambda: _step(ctx, model, module)) for _ in range(3))
     return _Costs(
-        after[0] - before[0], calls, in_forward, after[1] - before[1] - in_forward, operators.bytes_alive(),
-        after[2] - before[2],
+        after[0] - before[0], calls, in_forward, after[1] - before[1] - in_forward, kept, after[2] - before[2]
     )  # fmt: skip
 
 
