@@ -55,7 +55,7 @@ class PlainDDP(nn.Module, Joinable):
         self.module = module
         self.place = place
         self._options = options
-        self._state_and_hook: tuple[Any, ...] = ()
+        self._registered: dict[str, tuple[Any, ...]] = {}  # by the method that a copy calls again
         self.require_backward_grad_sync = True
         self._number = wrapper_number(place, options.get("copy_of"))
         self._backwards = backwards
@@ -142,6 +142,7 @@ class PlainDDP(nn.Module, Joinable):
         self, state: Any, hook: Callable[[Any, Any], Any], comm_hook_location: Any = ""
     ) -> None:
         """Let `hook(state, buffers by name)` share buffers in place, before a forward if the location says so."""
+        self._registered["_register_buffer_comm_hook"] = state, hook, comm_hook_location
         self._buffer_hook = lambda buffers: hook(state, buffers)
         self._buffer_hook_goes_first = "PRE_FORWARD" in str(comm_hook_location)
 
@@ -328,11 +329,12 @@ class PlainDDP(nn.Module, Joinable):
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Reduce by `hook(state, bucket)`; each parameter is a bucket, in the module's order."""
-        self._state_and_hook = state, hook
+        self._registered["register_comm_hook"] = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
         """Average as usual for ALLREDUCE, in half precision for FP16_COMPRESS."""
+        self._registered["_register_builtin_comm_hook"] = (kind,)
         if "FP16" in str(kind):
             self._casts.communication_dtype = torch.float16
 
@@ -437,9 +439,9 @@ class PlainDDP(nn.Module, Joinable):
     # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Build the copy with the same comm hook, without communication."""
+        """Build the copy with the same comm hooks, without communication."""
         options = {**self._options, "init_sync": False, "averaged": tuple(self._averaged), "copy_of": self._number}
-        return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
+        return _built_again, (type(self), self.module, options, self._registered), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 
@@ -461,10 +463,10 @@ class PlainDDP(nn.Module, Joinable):
         return self.place.outcome(self.place.arrive(self._number, what, value, combine))
 
 
-def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:
+def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, registered: Any) -> PlainDDP:
     wrapper = kind(module, **options)
-    if hooked:
-        wrapper.register_comm_hook(*hooked)
+    for method, arguments in registered.items():
+        getattr(wrapper, method)(*arguments)
     return wrapper
 
 

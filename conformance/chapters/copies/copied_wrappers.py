@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.checkers.protocol import is_gradient
 from conformance.errors import present
@@ -48,6 +49,26 @@ def counted_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compar
     _calls.append("gradients")
     work = present(dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True))
     return work.get_future().then(lambda future: future.value()[0] * 2)
+
+
+def counted_buffer_hook(_: None, buffers: Mapping[str, Tensor]) -> list[Any]:
+    """Give every rank of the default group rank 0's buffers and 1, which no DDP does without the hook."""
+    _calls.append("buffers")
+    for buffer in buffers.values():
+        dist.broadcast(buffer, 0)
+        buffer.add_(1)
+    return []
+
+
+#: What argument `hook` names: registers it with a wrapper.
+HOOKS: Mapping[str, Callable[[Any], None]] = {
+    "gradients": lambda model: model.register_comm_hook(None, counted_hook),
+    "half": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+    "buffers": lambda model: model._register_buffer_comm_hook(None, counted_buffer_hook),
+    "buffers-before": lambda model: model._register_buffer_comm_hook(
+        None, counted_buffer_hook, _BufferCommHookLocation.PRE_FORWARD
+    ),
+}
 
 
 def _pickled(model: Any) -> Any:
@@ -94,17 +115,18 @@ def copied_wrapper(ctx: RankContext) -> None:
     """Copy a wrapper as argument `way` says, at the `moment` given, then train the copy and, after it, the original.
 
     Moments: `constructed`, `trained` (two steps later), `no_sync` (inside it), `gradients` (before they are zeroed),
-    `forward` (between forward and backward), `join` (inside that context). With `hook` a comm hook is registered first;
-    with `twice` the copy is copied once more; `ignored` names what the DDP must ignore. Where the requirement lets a
-    DDP raise an error, `outcome` holds all facts, or the exception. All ranks run it.
+    `forward` (between forward and backward), `join` (inside that context). `hook` names what is registered first; with
+    `twice` the copy is copied once more; `ignored` names what the DDP must ignore. Where the requirement lets a DDP
+    raise an error, `outcome` holds all facts, or the exception. All ranks run it.
     """
     moment = ctx.arguments["moment"]
-    hooks = bool(ctx.arguments.get("hook"))
-    must: dict[str, Any] = {"settings": dict.fromkeys(_SETTINGS, True), "said": True, "hook_called": hooks}
+    hook = ctx.arguments.get("hook")
+    called = hook not in (None, "half")
+    must: dict[str, Any] = {"settings": dict.fromkeys(_SETTINGS, True), "said": True, "hook_called": called}
     for prefix in ("copy", "original"):
         must |= {f"{prefix}/{name}": number for name, number in _marks(ctx).items()}
     refusal = None
-    if hooks or moment in ("forward", "join"):
+    if hook or moment in ("forward", "join"):
         word = {"forward": "backward", "join": "join"}.get(moment, "hook")
         refusal = Raises(("RuntimeError", "TypeError"), (word,))
     observe_run(ctx, lambda: _copy_and_train(ctx), must=must, refusal=refusal)
@@ -113,6 +135,8 @@ def copied_wrapper(ctx: RankContext) -> None:
 def _marks(ctx: RankContext) -> dict[str, Any]:
     precision = precision_option(ctx.scenario.options).get("mixed_precision")
     wire = {"wire": [str(precision.communication_dtype).removeprefix("torch.")]} if precision else {}
+    if ctx.arguments.get("hook") == "half":
+        wire = {"wire": ["float16"]}
     return wire | marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
 
 
@@ -123,7 +147,7 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))  # type: ignore[assignment]
     model: Any = ctx.wrap(module, **precision_option(scenario.options))
     if ctx.arguments.get("hook"):
-        model.register_comm_hook(None, counted_hook)
+        HOOKS[ctx.arguments["hook"]](model)
     facts: dict[str, Any] = {}
     for index in range(0 if moment == "constructed" else 2):
         module.zero_grad()

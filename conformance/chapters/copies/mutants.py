@@ -1,5 +1,6 @@
 """Mutants of chapter copies: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import nn
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.buckets.comm_hooks import BufferHookLocation
 from ddp_impl.wire.peers import Peers
 
 
@@ -62,6 +64,14 @@ def CopiesAnyGroup(ddp: Ours, getstate: Call) -> Any:
 def CopyForgetsHook(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy averages without a hook where the original has a comm hook."""
     setstate({**state, "_comm_hook": None})
+
+
+@replaces(Ours, "__setstate__")
+def CopyMovesHook(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
+    """BUG: a copy calls a hook for buffers behind forward, whenever the original does."""
+    hook = state["_buffer_hook"]
+    moved = hook and dataclasses.replace(hook, location=BufferHookLocation.POST_FORWARD)
+    setstate({**state, "_buffer_hook": moved})
 
 
 @replaces(Ours, "__setstate__")

@@ -25,7 +25,7 @@ _grid = Grid("copies")
 
 _WAYS = each("way", ("pickle", "deepcopy", "save"))
 _MIXED = options("", mixed_precision={"param_dtype": "bfloat16", "reduce_dtype": "float64"})
-_HOOK = Variant(arguments={"hook": True}, needs=("comm_hook",))
+_HOOKS = each("hook", ("gradients", "buffers", "buffers-before", "half"))
 
 
 def _copied(
@@ -61,10 +61,10 @@ def _wrappers() -> Iterator[Scenario]:
 def _twisted() -> Iterator[Scenario]:
     for way in _WAYS:
         for world_size in (2, 3):
-            yield from _copied("COPY-06", "", world_size, way, _HOOK)
             yield from _copied("COPY-07", "", world_size, way, moment="no_sync", needs=("no_sync",))
             yield from _pickling("COPY-05", "", "copied_in_group", world_size, way)
-        yield from _copied("COPY-06", "", 2, way, _HOOK.named("at-once"), moment="constructed")
+        yield from _copied("COPY-06", "", (2, 3), way, _HOOKS, needs=("comm_hook",))
+        yield from _copied("COPY-06", "at-once", 2, way, _HOOKS, moment="constructed", needs=("comm_hook",))
         yield from _copied("COPY-08", "", 2, way, (PLAIN, VIEW, SCALARS_ALONE), moment="forward")
         yield from _copied("COPY-09", "", 2, way, moment="join", needs=("join",))
 
