@@ -183,6 +183,15 @@ class _Normalise(sync_batch_norm.NormaliseOverRanks):
 
 
 @replaces(Ours, "forward")
+def CountsFromOneAgain(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: to a SyncBatchNorm each batch is the first one."""
+    for layer in ddp.module.modules():
+        if isinstance(layer, sync_batch_norm.SyncBatchNorm) and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.zero_()
+    return forward(*inputs, **kwargs)
+
+
+@replaces(Ours, "forward")
 def RestoresTheUsualDtype(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after each forward the default dtype is float32, whatever the setting of the user's was."""
     output = forward(*inputs, **kwargs)

@@ -1,4 +1,4 @@
-"""Program `penalised_norm`: a gradient penalty through a layer that shares statistics among the ranks."""
+"""Programs about the SyncBatchNorm of the DDP's package: trained by a gradient penalty, and with all its arguments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,12 @@ from conformance.truth.expected import AnyOf, Close, Raises
 
 _WIDTH = 4
 _ROWS = 4
+_STEPS = 3
 _REFUSAL = Raises(("RuntimeError",), ("SyncBatchNorm",))
 
 
-def _data(rank: int, what: str) -> Tensor:
-    return integers(_ROWS, _WIDTH, key=(what, rank), dtype=torch.float64)
+def _data(rank: int, what: str, rows: int = _ROWS) -> Tensor:
+    return integers(rows, _WIDTH, key=(what, rank), dtype=torch.float64)
 
 
 def _module(norm: nn.Module, scenario: Scenario) -> nn.Module:
@@ -40,6 +41,15 @@ def _flat_gradients(module: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
 
 
+def _offered(ctx: RankContext, **arguments: Any) -> nn.Module:
+    wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device))
+    layer: Any = offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm
+    if layer is nn.SyncBatchNorm and ctx.device.type == "cpu":
+        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP's package has none of its own")
+    offered: nn.Module = layer(_WIDTH, process_group=ctx.process_group, **arguments)
+    return offered
+
+
 @program("penalised_norm", invariants=("leaves_no_trace",))
 def penalised_norm(ctx: RankContext) -> None:
     """Train one step with a gradient penalty, through the SyncBatchNorm of the DDP's package. All ranks run it.
@@ -47,11 +57,7 @@ def penalised_norm(ctx: RankContext) -> None:
     Observes `outcome`: all gradients in a row, or the exception. Does not apply where there is torch's layer alone and
     the device is a CPU, on which that one does not train.
     """
-    wrapper = ctx.wrap(nn.Linear(1, 1).to(ctx.device))
-    layer: Any = offered_beside(type(wrapper), "SyncBatchNorm") or nn.SyncBatchNorm
-    if layer is nn.SyncBatchNorm and ctx.device.type == "cpu":
-        ctx.unsupported("torch's SyncBatchNorm does not train on a CPU, and the DDP's package has none of its own")
-    module = _module(layer(_WIDTH, process_group=ctx.process_group), ctx.scenario).to(ctx.device)
+    module = _module(_offered(ctx), ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     with ctx.catching("raised"), ctx.phase("backward", 0):
         inputs = _data(ctx.rank, "rows").to(ctx.device).requires_grad_()
@@ -72,3 +78,57 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     because = "statistics and sums in another order round differently, some 1e-16 of each term; a wrong term is larger"
     near = Close(mean, rtol=1e-9, atol=1e-9 * float(mean.abs().max()), because=because)
     return {rank: {"outcome": AnyOf(near, _REFUSAL)} for rank in ranks}
+
+
+@program("normalised_training", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def normalised_training(ctx: RankContext) -> None:
+    """Train, and then evaluate, through the SyncBatchNorm of the DDP's package with the arguments in `norm`.
+
+    Rank r has r rows more than rank 0. Observes outputs, gradients and the layer's buffers. Does not apply where
+    `penalised_norm` does not. All ranks run it.
+    """
+    module = _module(_offered(ctx, **ctx.arguments["norm"]), ctx.scenario).to(ctx.device)
+    batches = [[each.to(ctx.device) for each in _batch(ctx.rank, step)] for step in range(_STEPS)]
+    for name, value in _train(ctx.wrap(module), module, batches).items():
+        ctx.observe(name, value)
+    ctx.observe("evaluated", module.eval()(batches[0][0]).detach())
+
+
+def _batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    return _data(rank, f"rows {step}", _ROWS + rank), _data(rank, f"coefficients {step}", _ROWS + rank)
+
+
+def _train(model: nn.Module, module: nn.Module, batches: Any) -> dict[str, Tensor]:
+    facts: dict[str, Tensor] = {}
+    for step, (rows, coefficients) in enumerate(batches):
+        module.zero_grad()
+        output = model(rows)
+        (output * coefficients).sum().backward()
+        facts |= {f"step{step}/output": output.detach(), f"step{step}/gradients": _flat_gradients(module)}
+        facts |= {f"step{step}/{name}": buffer.clone() for name, buffer in module.named_buffers()}
+    return facts
+
+
+@normalised_training.expects
+def _expected_of_training(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    module = _module(nn.BatchNorm1d(_WIDTH, **scenario.arguments["norm"]), scenario)
+    with single_threaded():
+        whole = _train(
+            module,
+            module,
+            [map(torch.cat, zip(*[_batch(rank, step) for rank in ranks], strict=True)) for step in range(_STEPS)],
+        )
+        evaluated = [module.eval()(_batch(rank, 0)[0]).detach() for rank in ranks]
+    facts: dict[int, dict[str, Any]] = {rank: {"evaluated": _near(evaluated[rank])} for rank in ranks}
+    for name, value in whole.items():
+        parts = value.split([_ROWS + rank for rank in ranks]) if name.endswith("output") else [value] * len(ranks)
+        for rank in ranks:
+            part = parts[rank] / scenario.world_size if name.endswith("gradients") else parts[rank]
+            facts[rank][name] = _near(part) if part.is_floating_point() else part
+    return facts
+
+
+def _near(value: Tensor) -> Close:
+    because = "statistics of parts, put together, round differently, some 1e-16 of each term; a wrong term is larger"
+    return Close(value, rtol=1e-9, atol=1e-9 * max(1.0, float(value.abs().max())), because=because)

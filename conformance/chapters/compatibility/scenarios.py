@@ -56,6 +56,17 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-07", "views", "replicated_views", 2, _VARIANTS, slow, needs=("replicated_parameters",))
     yield from _grid("COMPAT-08", "synchronised-mean", "synchronised_statistics", 2, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-13", "penalty", "penalised_norm", 2, (PLAIN.at(1, 2, 3), VIEW, UNUSED), ENDS_SOON)
+    norms = [
+        arguments(slug, norm=norm)
+        for slug, norm in (
+            ("usual", {}),
+            ("cumulative", {"momentum": None}),
+            ("fast", {"momentum": 0.75, "eps": 0.5}),
+            ("without-weight", {"affine": False}),
+            ("untracked", {"track_running_stats": False}),
+        )
+    ]
+    yield from _grid("COMPAT-16", "", "normalised_training", (2, 3), norms, ENDS_SOON)
     yield from _grid("COMPAT-09", "buffer-elsewhere", "misplaced_buffer", 2, _VARIANTS)
     bare = arguments("bare-group", bare_group=True) | fields(recorded=False)
     yield from _grid("COMPAT-10", "", training, 2, bare, _MORE_RANKS, ENDS_SOON)
