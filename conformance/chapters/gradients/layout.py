@@ -1,5 +1,6 @@
 """Program `gradient_layout`: the memory layout of gradients, and whether training emits warnings."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs import RankContext, observe_run, observing_warnings, program, run_steps
 from conformance.programs.storages import num_storages
 from conformance.scenario import Scenario
-from conformance.truth.expected import Anything
+from conformance.truth.expected import Anything, Raises
 
 NUM_STEPS = 3
 
@@ -68,6 +69,16 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
 }  # fmt: skip
 
 
+#: What a loop does to a wrapped module, by name: another layout or dtype.
+CONVERSIONS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
+    "to_channels_last": lambda module: _channels_last(module, torch.channels_last_3d),
+    "to_contiguous": lambda module: _channels_last(module, torch.contiguous_format),
+    "to_double": nn.Module.double,
+}
+#: No float32 holds an integer times this.
+_NOT_SINGLE = 1 + 2.0**-30
+
+
 def _build(scenario: Scenario) -> nn.Module:
     build, _ = MODULES[scenario.arguments["module"]]
     return with_integer_weights(build().to(getattr(torch, scenario.dtype)), scenario.seed)
@@ -75,7 +86,10 @@ def _build(scenario: Scenario) -> nn.Module:
 
 def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> None:
     _, width = MODULES[scenario.arguments["module"]]
-    inputs = turn.inputs(2, width, dtype=getattr(torch, scenario.dtype))
+    dtype = next(model.parameters()).dtype
+    inputs = turn.inputs(2, width, dtype=dtype)
+    if dtype is not getattr(torch, scenario.dtype):
+        inputs *= _NOT_SINGLE
     turn.backward(turn.loss(turn.forward(model, inputs)))
 
 
@@ -108,27 +122,39 @@ def _layout(module: nn.Module) -> dict[str, Any]:
 def gradient_layout(ctx: RankContext) -> None:
     """Train steps of the module that argument `module` names; observe gradients and warnings.
 
+    The step of argument `after` begins with what `conversion` names; a DDP may refuse another dtype.
     Observes gradients, `step<k>/strides`, `step<k>/num_storages`, `step<k>/bytes_kept` and all `warnings`, those that
     torch would show once per process included. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
+    conversion = CONVERSIONS.get(ctx.arguments.get("conversion", ""))
+    refusal = Raises(("RuntimeError",), ("wrap",)) if conversion is nn.Module.double else None
 
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+        if conversion is not None and turn.step == ctx.arguments["after"]:
+            module.zero_grad()
+            conversion(module)
         _step(ctx.scenario, model, turn)
         return _layout(module)
 
     with observing_warnings(ctx):
         must = _judged(ctx.scenario, module)
-        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=must, refusal=refusal)
 
 
 def _judged(scenario: Scenario, module: nn.Module) -> Mapping[str, Any]:
     """Return what the layout of gradients must be; anything where nothing is said of it."""
+    conversion = CONVERSIONS.get(scenario.arguments.get("conversion", ""))
+    converted = module if conversion is None else conversion(copy.deepcopy(module))
     parameters = dict(module.named_parameters())
     num_bytes = sum(math.prod(p.shape) * p.element_size() for p in parameters.values())
     as_view = bool(scenario.options.get("gradient_as_bucket_view", False))
     facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
+        if conversion is not None and index >= scenario.arguments["after"]:
+            facts[f"step{index}/strides"] = {name: _strides(one) for name, one in converted.named_parameters()}
+            facts |= dict.fromkeys((f"step{index}/num_storages", f"step{index}/bytes_kept"), Anything())
+            continue
         facts[f"step{index}/strides"] = {name: _strides(parameter) for name, parameter in parameters.items()}
         # Gradients move into the bucket during the first iteration.
         in_bucket = 1 if index else Anything()

@@ -614,3 +614,22 @@ def _begun(buffer: Tensor, group: dist.ProcessGroup) -> dist.Work:
     options = dist.AllreduceOptions()
     options.asyncOp = True
     return group.allreduce([buffer], options)
+
+
+@replaces(Reduction, "hand_out")
+def KeepsTheLayoutOfWrapping(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+    """BUG: a gradient is laid out as its parameter was when it was wrapped, whatever the user has made of it since."""
+    hand_out(bucket, buffer, used)
+    for member in bucket.members:
+        gradient = member.parameter.grad
+        if gradient is not None and not bucket.sparse and gradient.stride() != member.layout.stride:
+            old = torch.empty_strided(member.layout.shape, member.layout.stride, dtype=gradient.dtype)
+            member.parameter.grad = old.copy_(gradient)
+
+
+@replaces(Reduction, "hand_out")
+def RoundsSparseAverages(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+    """BUG: averages of sparse gradients have no more digits than float32."""
+    if bucket.sparse:
+        buffer._values().copy_(buffer._values().float())
+    hand_out(bucket, buffer, used)

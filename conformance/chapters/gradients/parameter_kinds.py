@@ -4,11 +4,12 @@ They are in one module, so that each shares its step with neighbours of other dt
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs import RankContext, program, rank_step
@@ -38,10 +39,12 @@ def orders(num_dimensions: int) -> Iterator[tuple[int, ...]]:
 
 
 class Kinds(nn.Module):
-    """Every parameter by the name of its kind, such as `float16 2x3x4x2 in order 0231`."""
+    """Every parameter by the name of its kind, such as `float16 2x3x4x2 in order 0231`, and `sparse` tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, sparse: Sequence[str] = ()) -> None:
         super().__init__()
+        tables = {name: nn.Embedding(5, 3, sparse=True, dtype=getattr(torch, name)) for name in sparse}
+        self.sparse = nn.ModuleDict(tables)
         for dtype, shape in itertools.product(DTYPES, SHAPES):
             for order in orders(len(shape)):
                 stored = torch.empty([shape[dimension] for dimension in order], dtype=getattr(torch, dtype))
@@ -54,7 +57,11 @@ class Kinds(nn.Module):
         total = torch.zeros((), dtype=torch.float64, device=turn.device)
         for name, parameter in self.named_parameters():
             factors = _integers(turn, name, parameter)
-            total = total + (parameter * factors).real.sum().to(torch.float64)
+            used = parameter
+            if name.startswith("sparse."):
+                rows = torch.arange(turn.rank, turn.rank + 2, device=turn.device) % len(parameter)
+                used, factors = F.embedding(rows, parameter, sparse=True), factors[rows]
+            total = total + (used * factors).real.sum().to(torch.float64)
         return total
 
 
@@ -83,9 +90,10 @@ def _strides(tensor: Tensor) -> list[int]:
 def parameter_kinds(ctx: RankContext) -> None:
     """Train steps of `Kinds`; argument `judge` says whether `grad` (values and dtypes) or `strides` are observed.
 
-    These are `step<k>/grad/<kind>` and `step<k>/strides`. All ranks run it.
+    These are `step<k>/grad/<kind>` and `step<k>/strides`. `sparse` names the dtypes of tables with sparse gradients.
+    All ranks run it.
     """
-    module = with_integer_weights(Kinds(), ctx.scenario.seed).to(ctx.device)
+    module = with_integer_weights(Kinds(ctx.arguments.get("sparse", ())), ctx.scenario.seed).to(ctx.device)
     strides = {name: _strides(parameter) for name, parameter in module.named_parameters()}
     model = ctx.wrap(module)
     for index in range(NUM_STEPS):

@@ -60,6 +60,14 @@ def scenarios() -> Iterator[Scenario]:
     yield from _dtypes()
     views = (NO_VIEW | Variant(also=("GRAD-07", "GRAD-09")), VIEW | Variant(also=("GRAD-07", "GRAD-08")))
     yield from _grid("GRAD-06", "", "gradient_layout", (1, 2, 3), each("module", MODULES), views)
+    for requirement, module, to in (
+        ("GRAD-06", "volume", "to_channels_last"),
+        ("GRAD-06", "channels_last", "to_contiguous"),
+        ("GRAD-05", "linear", "to_double"),
+    ):
+        moments = [arguments(f"{to}-after-{after}".replace("_", "-"), conversion=to, after=after) for after in (0, 1)]
+        asked = arguments(module=module)
+        yield from _grid(requirement, module.replace("_", "-"), "gradient_layout", 2, asked, moments, _EITHER_VIEW)
     for requirement, way in (("GRAD-08", VIEW), ("GRAD-09", PLAIN)):
         double = fields("double", dtype="float64") | arguments(module="linear")
         yield from _grid(requirement, "", "gradient_layout", 2, way.named(""), double)
@@ -126,6 +134,8 @@ def _dtypes() -> Iterator[Scenario]:
     for way, worlds in ((PLAIN, (1, 2, 3, 4)), (VIEW, (2, 3)), (UNUSED, (2, 3)), (EACH_ALONE, (2, 3))):
         yield from _grid("GRAD-05", "every-kind", "parameter_kinds", worlds, way, arguments={"judge": "grad"})
         yield from _grid("GRAD-06", "every-kind", "parameter_kinds", 2, way, arguments={"judge": "strides"})
+    tables = arguments(judge="grad", sparse=["float32", "float64"]) | Variant(needs=("sparse_gradients",))
+    yield from _grid("GRAD-20", "every-kind", "parameter_kinds", (2, 3), tables, also=("GRAD-05",))
 
 
 def _zero_grad() -> Iterator[Scenario]:
