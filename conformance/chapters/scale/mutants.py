@@ -42,10 +42,10 @@ def CountsBucketsInAByte(reduction: Reduction, hand_out: Call, bucket: Bucket, b
 
 
 @replaces(Reduction, "hand_out")
-def KeepsTheLastAverages(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-    """BUG: a copy of the averages stays until those of the next step take its place."""
+def KeepsTheLastGradients(reduction: Reduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+    """BUG: gradients that the user has dropped stay until those of the next step take their place."""
     hand_out(bucket, buffer, used)
-    bucket.gradients = [buffer.clone()]
+    bucket.gradients = [parameter.grad for parameter in bucket.parameters]
 
 
 @replaces(Reduction, "send")
