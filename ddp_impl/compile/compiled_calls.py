@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -275,7 +275,8 @@ class CompiledCalls:
         ours = backend
         if aim.reduction is WhereAveraged.IN_GRAPH:
             averages = self._reducers[aim.fusion, aim.wire_dtype]
-            ours = InGraphBackend(backend, averages, self._agree, functools.partial(self._begin_in_graph, averages))
+            begin = functools.partial(_weakly(self._begin_in_graph), averages)
+            ours = InGraphBackend(backend, averages, _weakly(self._agree), begin)
         elif aim.reduction is WhereAveraged.SPLIT:
             ours = SplitBackend(backend, self.averaged, self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
@@ -349,6 +350,12 @@ class CompiledCalls:
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message)
+
+
+def _weakly(method: _Function) -> _Function:
+    """Return `method` without its object, which Dynamo would keep with the graph, and which lives while that runs."""
+    weak = WeakMethod(method)
+    return lambda *arguments: weak()(*arguments)  # type: ignore[misc]
 
 
 class _OthersSplitError(Exception):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -44,23 +45,29 @@ _SOURCES = ("placeholder", "get_attr", "output")
 
 
 class AveragedParameters:
-    """The parameters that DDP averages, found again in a graph by identity."""
+    """The parameters that DDP averages, found again in a graph by identity.
+
+    Not kept alive: Dynamo keeps the backend for as long as what it compiled, that for as long as the parameters live.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
         """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
         if [spec.index for spec in specs] != list(range(len(parameters))):
             raise ValueError("expected one spec per parameter, in order")
-        self.parameters = tuple(parameters)
         self.specs = tuple(specs)
-        self._spec_of = {id(parameter): spec for parameter, spec in zip(parameters, specs, strict=True)}
+        self._found = {id(one): (weakref.ref(one), spec) for one, spec in zip(parameters, specs, strict=True)}
 
     def find(self, tensor: Any) -> ParameterSpec | None:
         """Return the spec of the parameter that `tensor` is, or is a cast of (mixed precision); None if of none."""
-        spec = self._spec_of.get(id(tensor))
+        spec = self._spec_of(tensor)
         if spec is not None or not isinstance(tensor, Tensor) or tensor.grad_fn is None:
             return spec
         origin = tensor.grad_fn.next_functions[0][0] if len(tensor.grad_fn.next_functions) == 1 else None
-        return self._spec_of.get(id(getattr(origin, "variable", None)))
+        return self._spec_of(getattr(origin, "variable", None))
+
+    def _spec_of(self, parameter: Any) -> ParameterSpec | None:
+        ref, spec = self._found.get(id(parameter), (None, None))
+        return spec if ref is not None and ref() is parameter else None
 
     def among(self, tensors: Iterable[Any]) -> Iterator[ParameterSpec]:
         """Yield the specs of those of `tensors` that are averaged."""

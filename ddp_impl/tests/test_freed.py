@@ -87,12 +87,24 @@ def test_a_dropped_wrapper_is_freed_at_once_with_all_that_it_had(way: str, end: 
     gc.collect()  # what the first steps of a process leave
     wrapper, reducer = weakref.ref(ddp), weakref.ref(ddp.reducer)
     del ddp, module
-    if way == "compiled":  # Dynamo keeps what it has compiled in a cycle with the module
-        torch.compiler.reset()
-        gc.collect()
+    if way == "compiled":  # the module is in a cycle with its compiled call
         gc.collect()
     assert wrapper() is None, "the wrapper is in a cycle"
     assert reducer() is None, "the reducer is in a cycle"
+    assert [parameter() for parameter in parameters] == [None] * len(parameters)
+
+
+@pytest.mark.parametrize("optimize_ddp", ["ddp_optimizer", "python_reducer", "no_optimization"])
+def test_graphs_keep_no_wrapper(optimize_ddp: str) -> None:
+    """Dynamo keeps a backend for as long as what it has compiled, and that for as long as the parameters live."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parameters = [weakref.ref(parameter) for parameter in module.parameters()]
+    ddp = DistributedDataParallel(module)
+    with torch._dynamo.config.patch(optimize_ddp=optimize_ddp):
+        compiled: Any = torch.compile(ddp, backend="aot_eager")
+        _steps(compiled)
+    del ddp, module, compiled
+    gc.collect()
     assert [parameter() for parameter in parameters] == [None] * len(parameters)
 
 
