@@ -44,6 +44,15 @@ def CutsOnlyAroundItself(calls: CompiledCalls, exchanged: Call, callback: Any) -
     return leaving_the_inside(calls, exchanged, callback)
 
 
+@replaces(CompiledCalls, "backend_for")
+def KeepsParametersWithGraphs(calls: CompiledCalls, backend_for: Call, backend: Any, aim: Any, module: Any) -> Any:
+    """BUG: the backend that Dynamo keeps with each graph holds the parameters, and they the graph."""
+    ours = backend_for(backend, aim, module)
+    if ours is not backend:
+        ours.kept = list(module.parameters())
+    return ours
+
+
 @replaces(Ours, "attach_reducer")
 def EndsWithItsWrapper(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: once the wrapper is garbage, nothing is averaged, although another object that has its attributes trains."""

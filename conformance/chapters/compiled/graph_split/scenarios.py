@@ -66,6 +66,12 @@ def scenarios() -> Iterator[Scenario]:
     for slug, switch in (("dynamo", "+dynamo"), ("graphs", "ddp_graphs")):
         yield from _make.written("SPLIT-36", slug, "logged_cuts", way=ONE_MIB, compile_=_AOT, switch=switch)
     yield from _make.backwards("SPLIT-37")
+    for reduction in ("split", "whole", "in_graph"):
+        for way in ("wrapper", "in_place", "inner"):
+            order = {**_AOT, "reduction": reduction, "way": way}
+            yield from _make.compiled(
+                "SPLIT-38", f"{reduction}-{way}".replace("_", "-"), "dropped_wrapper", compile_=order
+            )
     yield from _make.written("SPLIT-32", "step", "compiled_step", way=(PLAIN, EACH_ALONE, UNUSED, STATIC))
 
 
