@@ -103,7 +103,7 @@ def test_a_parameter_whose_reduction_is_delayed_causes_no_cut() -> None:
     gm, inputs = capture(model, torch.ones(2, WIDTH))
     named = averaged_parameters(model)
     specs = [ParameterSpec(s.index, s.name, s.num_bytes, s.kind, delayed=s.name.startswith("2.")) for s in named.specs]
-    plan = plan_split(gm, inputs, AveragedParameters(named.parameters, specs), TINY)
+    plan = plan_split(gm, inputs, AveragedParameters(list(model.parameters()), specs), TINY)
     assert plan.starts == (0, 4)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
@@ -63,7 +64,7 @@ def counted_buffer_hook(_: None, buffers: Mapping[str, Tensor]) -> list[Any]:
 #: What argument `hook` names: registers it with a wrapper.
 HOOKS: Mapping[str, Callable[[Any], None]] = {
     "gradients": lambda model: model.register_comm_hook(None, counted_hook),
-    "half": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+    "half": lambda model: model._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS),
     "buffers": lambda model: model._register_buffer_comm_hook(None, counted_buffer_hook),
     "buffers-before": lambda model: model._register_buffer_comm_hook(
         None, counted_buffer_hook, _BufferCommHookLocation.PRE_FORWARD

@@ -57,7 +57,7 @@ class Kinds(nn.Module):
         total = torch.zeros((), dtype=torch.float64, device=turn.device)
         for name, parameter in self.named_parameters():
             factors = _integers(turn, name, parameter)
-            used = parameter
+            used: Tensor = parameter
             if name.startswith("sparse."):
                 rows = torch.arange(turn.rank, turn.rank + 2, device=turn.device) % len(parameter)
                 used, factors = F.embedding(rows, parameter, sparse=True), factors[rows]
