@@ -160,7 +160,6 @@ def test_a_selection_is_the_intersection_of_its_parts(tmp_path: Path, selection:
         (Selection(names=("GRAD-03",)), "'GRAD-03' is no chapter, requirement, scenario or glob of scenarios"),
         (Selection(requirements=("GRAD-3",)), "did you mean GRAD-0"),
         (Selection(chapters=("gradient",)), "did you mean gradients?"),
-        (Selection(world_sizes=(0,)), "world size must be >= 1, got 0"),
         (Selection(requirements=("GRAD-02",), world_sizes=(2,)), "no scenario matches --requirement GRAD-02 --world-"),
         (Selection(keyword="transformer"), "no scenario matches -k transformer"),
     ],

@@ -366,7 +366,7 @@ def test_a_method_that_a_group_in_python_lacks_is_named_as_torch_calls_it() -> N
 
 
 def test_an_error_of_all_ranks_is_shown_with_its_line_in_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged, "all_say", lambda *given: True)
+    monkeypatch.setattr(judged, "all_publish", lambda *given: True)
     written: dict[str, Any] = {}
     exec(compile("def allreduce():\n    raise ValueError('no stream')", "/acme/group.py", "exec"), written)
     ctx: Any = SimpleNamespace(rank=0, current_phase="all_reduce")
