@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -159,7 +159,7 @@ class CompiledCalls:
         self.agree = agree
         self._calls: list[tuple[ActiveCompiler, Callable[..., Any]]] = []
         self.backends: list[tuple[tuple[Any, _Aim], Any, Any]] = []  # ours, and what Dynamo is given of it
-        self.callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
+        self.callbacks: weakref.WeakKeyDictionary[Any, dict[_Aim, Any]] = weakref.WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
         self._forward: _Forward | None = None
         self._warned: set[str] = set()
@@ -278,7 +278,7 @@ class CompiledCalls:
             begin = functools.partial(_weakly(self._begin_in_graph), averages)
             ours = InGraphBackend(backend, averages, _weakly(self._agree), begin)
         elif aim.reduction is WhereAveraged.SPLIT:
-            ours = SplitBackend(backend, self.averaged, self._caps)
+            ours = SplitBackend(backend, weakref.proxy(self.averaged), self._caps)
         given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
         if given is not backend:
             self.backends.append((key, ours, given))
@@ -287,7 +287,7 @@ class CompiledCalls:
     def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:
         key = (self.fusion, in_graph.wire_dtype)
         if key not in self._reducers:
-            self._reducers[key] = InGraphReducer(self.averaged, self._caps, in_graph.group, *key)
+            self._reducers[key] = InGraphReducer(weakref.proxy(self.averaged), self._caps, in_graph.group, *key)
         reducer = self._reducers[key]
         reducer.refer_to(in_graph.group)
         return reducer
@@ -354,7 +354,7 @@ class CompiledCalls:
 
 def _weakly(method: _Function) -> _Function:
     """Return `method` without its object, which Dynamo would keep with the graph, and which lives while that runs."""
-    weak = WeakMethod(method)
+    weak = weakref.WeakMethod(method)
     return lambda *arguments: weak()(*arguments)  # type: ignore[misc]
 
 

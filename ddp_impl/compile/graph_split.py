@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,27 +46,25 @@ _SOURCES = ("placeholder", "get_attr", "output")
 class AveragedParameters:
     """The parameters that DDP averages, found again in a graph by identity.
 
-    Not kept alive: Dynamo keeps the backend for as long as what it compiled, that for as long as the parameters live.
+    A backend refers to it weakly: Dynamo keeps a backend with what it compiled, for as long as the parameters live. A
+    weak reference to a parameter would forbid `torch.utils.swap_tensors`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
         """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
         if [spec.index for spec in specs] != list(range(len(parameters))):
             raise ValueError("expected one spec per parameter, in order")
+        self._parameters = tuple(parameters)  # alive, so that no other tensor has the id of one
         self.specs = tuple(specs)
-        self._found = {id(one): (weakref.ref(one), spec) for one, spec in zip(parameters, specs, strict=True)}
+        self._spec_of = {id(parameter): spec for parameter, spec in zip(parameters, specs, strict=True)}
 
     def find(self, tensor: Any) -> ParameterSpec | None:
         """Return the spec of the parameter that `tensor` is, or is a cast of (mixed precision); None if of none."""
-        spec = self._spec_of(tensor)
+        spec = self._spec_of.get(id(tensor))
         if spec is not None or not isinstance(tensor, Tensor) or tensor.grad_fn is None:
             return spec
         origin = tensor.grad_fn.next_functions[0][0] if len(tensor.grad_fn.next_functions) == 1 else None
-        return self._spec_of(getattr(origin, "variable", None))
-
-    def _spec_of(self, parameter: Any) -> ParameterSpec | None:
-        ref, spec = self._found.get(id(parameter), (None, None))
-        return spec if ref is not None and ref() is parameter else None
+        return self._spec_of.get(id(getattr(origin, "variable", None)))
 
     def among(self, tensors: Iterable[Any]) -> Iterator[ParameterSpec]:
         """Yield the specs of those of `tensors` that are averaged."""
