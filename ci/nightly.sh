@@ -75,9 +75,10 @@ if [ -n "${TRUST:-}" ]; then
         python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
     done
     # Once more in another order on a machine that is busy with other things: no verdict may differ, either way.
-    for _ in 1 2 3 4 5 6 7 8; do while kill -0 $$; do :; done & done 2> /dev/null
-    ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT/busy" --order shuffled --seed 7 "$@" || true
-    jobs -p | xargs kill
+    python ci/trust/load.py --times 4 ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT/busy" \
+        --order shuffled --seed 7 "$@" || true
+    python ci/trust/load.py --times 30 ddp-conformance run --backend "$BACKEND" --profile quick --no-native --quiet \
+        --report "$NIGHT/loaded" || status=1
     for both in "$NIGHT $NIGHT/busy" "$NIGHT/busy $NIGHT"; do
         # shellcheck disable=SC2086  # two reports
         ddp-conformance report diff $both | tee -a "$NIGHT/trust.txt" || status=1
