@@ -21,7 +21,10 @@ MISTAKES = {
         "A value has the wrong layout.",
         "Keep the layout, dense or sparse, of the gradient that the module's own backward gives.",
     ),
-    "wrong-shape": Mistake("A value has the wrong shape.", "Copy the result of the reduction back with its own shape."),
+    "wrong-shape": Mistake(
+        "A value has the wrong shape.",
+        "Copy the result of the reduction back with its own shape, in the bucket's one order.",
+    ),
     "not-finite": Mistake(
         "Values overflow or become not-a-number.",
         "Divide before the sum where its range is too small, and initialise every buffer that is reduced.",
@@ -45,8 +48,9 @@ MISTAKES = {
         "Find parameters that have no hook, are in no bucket, or count as unused; check that a bucket is sent whole.",
     ),
     "broadcast-unasked": Mistake(
-        "A value is broadcast that every rank must keep for itself.",
-        "Broadcast no ignored parameters and buffers, and nothing where the broadcast is switched off.",
+        "A value is rank 0's where each rank must still have its own.",
+        "Broadcast no ignored parameters and buffers, nothing where the broadcast is switched off, and buffers at the "
+        "moment that the option or the buffer hook's location names, before forward or behind it.",
     ),
     "reduced-not-used": Mistake(
         "A reduction runs, and ranks keep values of their own.",
@@ -75,11 +79,13 @@ MISTAKES = {
         "Divide by the size of the process group; a rank that did not use the parameter contributes zeros.",
     ),
     "divided-twice": Mistake(
-        "Gradients are divided by the world size once too often.", "Divide by the size of the process group, once."
+        "Gradients are divided by the world size once too often, or the result of a comm hook is not used.",
+        "Divide by the size of the process group, once; with a comm hook, divide nothing and use its result.",
     ),
     "stale": Mistake(
         "A value is an earlier or later step's.",
-        "Copy gradients into the bucket in every backward, and wait for the reduction before they are read.",
+        "A gradient: copy it into its bucket in every backward, and wait for the reduction before it is read. A "
+        "parameter or a buffer: find the code that restores, resets or copies an earlier value.",
     ),
     "not-cleared": Mistake("A value includes another step's.", "Clear or overwrite the bucket in every backward."),
     "transposed": Mistake(
