@@ -23,7 +23,7 @@ def main() -> int:
     """Start the load, run the command, end the load; return the command's exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--times", type=int, default=30, help="busy processes for each core")
-    parser.add_argument("--cores", help="the cores for the load and for the command; default: all that this process has")
+    parser.add_argument("--cores", help="cores for the load and the command; default: all that this process has")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     if not arguments.command:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from conformance.parity.record import Run
 from conformance.parity.training import Training, takes
 
@@ -16,7 +18,7 @@ import contextlib, os, random, sys, tempfile
 sys.path[:0] = {folders}
 import torch, torch.distributed as dist, torch.multiprocessing as mp, torch.utils._pytree as pytree
 {imports}
-norm = lambda ts: sum(float(getattr(t, "_local_tensor", t).norm()) ** 2 for t in ts if t is not None) ** 0.5
+norm = lambda ts: sum(float(getattr(t, "_local_tensor", t).detach().norm()) ** 2 for t in ts if t is not None) ** 0.5
 def train(rank, ranks, file, lines):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", init_method=f"file://{{file}}{{ranks}}", rank=rank, world_size=ranks)
@@ -35,8 +37,8 @@ def train(rank, ranks, file, lines):
         lines.append((rank, f"step {{step + 1}} ends: loss {{loss}}, parameters {{moved:.8g}}"))
 if __name__ == "__main__":
     for ranks in (1, {ranks}):
-        mp.spawn(train, (ranks, tempfile.mktemp(), lines := mp.Manager().list()), ranks)
-        print(*(f"rank {{r}} of {{ranks}}: {{text}}" for r, text in sorted(lines, key=lambda x: x[0])), sep="\\n")
+        mp.start_processes(train, (ranks, tempfile.mktemp(), out := mp.Manager().list()), ranks, start_method="{how}")
+        print(*(f"rank {{r}} of {{ranks}}: {{text}}" for r, text in sorted(out, key=lambda x: x[0])), sep="\\n")
 """
 
 
@@ -69,6 +71,7 @@ def write_program(
     text = _PROGRAM.format(
         sentence=sentence.splitlines()[0][:200], name=path.name, imports="\n".join(lines), folders=sorted(folders),
         dtype=dtype, ranks=ranks, steps=training.steps, made=made,
+        how="spawn" if torch.cuda.is_available() else "fork",  # CUDA forbids forks; who forks need not import again
         batch="make_batch(step, rank, ranks)" if takes(training.make_batch, "rank") else batch,
     )  # fmt: skip
     try:
