@@ -3,6 +3,7 @@
 The distribution installs `ddp_impl` with torch alone; without the extra `suite` the command reports missing packages.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -14,6 +15,7 @@ NEEDED = ("click", "msgspec", "rich")
 def start() -> None:
     """Run the command; exit with 2 where the extra `suite` is not installed."""
     _open_standard_streams()
+    gc.set_threshold(50_000)  # torch is a million objects that stay: by default the collector walks through them often
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(_report(missing))

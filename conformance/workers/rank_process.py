@@ -33,6 +33,7 @@ _PR_SET_NAME = 15
 
 def preload(modules: Sequence[str]) -> None:
     """Import everything that ranks share. Raises what an import raises, and `RuntimeError` if one starts a thread."""
+    gc.disable()
     from conformance.models.catalogue import load_fixtures
     from conformance.programs.registry import load_programs
 
@@ -48,6 +49,7 @@ def preload(modules: Sequence[str]) -> None:
     surroundings()  # finds out, once for all ranks, which flags this torch has
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
+    gc.enable()
 
 
 def be_rank(seat: Seat, handle: int) -> NoReturn:
