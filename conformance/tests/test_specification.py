@@ -3,7 +3,8 @@
 import ast
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +30,17 @@ FEATURES = ("join", "static_graph", "comm_hooks")
 LONG = ("training", "composed")
 
 
-def one_of_each() -> list[Scenario]:
+def one_of_each() -> Iterator[Any]:
+    """Yield a scenario of each requirement and program; all but the first one of each program run at night."""
     found: dict[tuple[str, str], Scenario] = {}
     for scenario in sorted(load_scenarios(), key=lambda scenario: scenario.world_size):
         if scenario.world_size >= 2 and scenario.chapter not in LONG:
             found.setdefault((scenario.id.split("/")[1], scenario.program), scenario)
-    return list(found.values())
+    programs = set[str]()
+    for scenario in found.values():
+        marks = [pytest.mark.nightly] if scenario.program in programs else []
+        programs.add(scenario.program)
+        yield pytest.param(scenario, id=scenario.id, marks=marks)
 
 
 def test_scenarios_run_at_every_world_size() -> None:
@@ -64,7 +70,7 @@ def test_no_two_scenarios_of_ddps_run_the_same() -> None:
     assert [same for same in ids.values() if len(same) > 1] == []
 
 
-@pytest.mark.parametrize("scenario", one_of_each(), ids=lambda scenario: scenario.id)
+@pytest.mark.parametrize("scenario", one_of_each())
 def test_the_truth_is_computed_and_requires_something_of_every_rank(scenario: Scenario) -> None:
     expectation = get_program(scenario.program).expectation
     assert expectation is not None
