@@ -18,8 +18,8 @@ mkdir -p .cache
 types=$!
 
 # Of the scenarios profile quick, which kills nearly all that profile full kills, judged by the truth alone:
-# ci/conformance.sh runs profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Four workers
-# for two cores: many tests wait for ranks that hang, die or start. Each begins with a fourth of the files, whose
+# ci/conformance.sh runs profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Three workers
+# for two cores: many tests wait for ranks that hang, die or start. Each begins with a third of the files, whose
 # fixtures it makes once, and takes from the others when it has done its own. Plugins are named: of a distribution whose
 # plugin pytest finds by itself, here the whole suite, it rewrites the asserts of every module, in each worker.
 plugins=(--disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin -p conformance.pytest_plugin)
@@ -27,7 +27,7 @@ plugins=(--disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothe
 echo "== pytest --collect-only"
 pytest "${plugins[@]}" --collect-only -qq --ddp-profile quick > /dev/null || true  # the tests report what is wrong
 status=0
-step pytest "${plugins[@]}" -n 4 --dist worksteal --ddp-no-native --ddp-profile quick "$@" || status=$?
+step pytest "${plugins[@]}" -n 3 --dist worksteal --ddp-no-native --ddp-profile quick "$@" || status=$?
 
 echo "== mypy"
 wait "$types" || status=1
