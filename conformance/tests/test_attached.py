@@ -359,3 +359,5 @@ def test_every_launcher_gives_a_process_its_place(names: tuple[str, str, str]) -
 def test_without_a_launcher_there_is_nothing_to_attach_to() -> None:
     with pytest.raises(ConformanceError, match="none of them has set RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK here"):
         place_of({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
+    with pytest.raises(ConformanceError, match=r"srun sets SLURM_PROCID, .*, and here is no SLURM_LOCALID$"):
+        place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "RANK": "0"})
