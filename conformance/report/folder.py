@@ -77,7 +77,7 @@ def check_writable(folder: Path) -> None:
 
     """
     try:
-        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        _make_failures_folder(folder)
         report = folder / "report.json"
         of_a_run = is_report(report) if report.exists() else (folder / JOURNAL).exists()
         theirs = [] if of_a_run else [path for path in [*_own_files(folder), *_failures(folder)] if path.exists()]
@@ -130,6 +130,14 @@ def _failures(folder: Path) -> list[Path]:
     return [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
 
 
+def _make_failures_folder(folder: Path) -> None:
+    """Create the folder of failures; raises `ReportError` for a symbolic link, behind which files would be removed."""
+    failures = folder / "failures"
+    if failures.is_symlink():
+        raise ReportError(f"cannot write to {failures}: failures is a symbolic link, which may lead anywhere")
+    failures.mkdir(parents=True, exist_ok=True)
+
+
 def _not_writable(folder: Path, error: OSError, what: str = "reports") -> ReportError:
     return ReportError(
         f"cannot write {what} to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
@@ -139,7 +147,7 @@ def _not_writable(folder: Path, error: OSError, what: str = "reports") -> Report
 def add_failures_folder(folder: Path) -> None:
     """Create `folder` for failures beside those that it holds already; raises `ReportError` if it cannot be written."""
     try:
-        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        _make_failures_folder(folder)
         with tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
@@ -149,7 +157,7 @@ def add_failures_folder(folder: Path) -> None:
 def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
     """Write the report into `folder` and return the path of `report.json`; raises `ReportError`."""
     try:
-        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        _make_failures_folder(folder)
         for outcome in report.failures:
             write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
@@ -175,7 +183,7 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
     """
     text = _why(outcome, subject, backend, catalogue, folder)
     try:
-        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        _make_failures_folder(folder)
         _write_failure(outcome, text, folder)
     except (OSError, ReportError) as error:
         return f"{text}\nThis could not be written to {folder}: {error}."

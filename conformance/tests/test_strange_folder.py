@@ -3,9 +3,11 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from conformance.cli import COMMANDS, main
 from conformance.cli.search_path import IMPORTING, NAMING_MODULES, search_working_directory
 from conformance.codec import encode, parse_object
 from conformance.errors import ConformanceError, ReportError, SubjectError
+from conformance.report.folder import add_failures_folder, begin_report, keep_failure, write_report
 from conformance.report.merge import merge
 from conformance.report.read import parse_report
 from conformance.run.sources import hash_of_subject
+from conformance.spec.catalogue import load_catalogue
 from conformance.tests.reports_by_hand import CRASH, outcome, run_report, stored
 from conformance.workers.attached_place import place_of
 
@@ -60,6 +64,26 @@ def test_no_page_is_written_through_a_link_of_the_folder(tmp_path: Path) -> None
     ended = CliRunner().invoke(main, ["report", "html", str(page.parent), "-o", str(page)])
     assert (ended.exit_code, mine.read_text()) == (2, "mine")
     assert "it is a symbolic link" in ended.stderr
+
+
+def test_no_run_removes_or_writes_files_behind_a_link_of_the_folder(tmp_path: Path) -> None:
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    report = stored(theirs, outcome("gradients/GRAD-01/mlp", CRASH))
+    shutil.rmtree(theirs / "failures")
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    (theirs / "failures").symlink_to(mine)
+    acts: list[Callable[[], object]] = [
+        lambda: begin_report(theirs, report, ()),
+        lambda: add_failures_folder(theirs),
+        lambda: write_report(report, load_catalogue(), theirs),
+    ]
+    for act in acts:
+        with pytest.raises(ReportError, match="failures is a symbolic link"):
+            act()
+    said = keep_failure(report.scenarios[0], "torch", "gloo", load_catalogue(), theirs)
+    assert "failures is a symbolic link" in said
+    assert [path.read_text() for path in mine.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("command", ["summary", "html"])
