@@ -50,8 +50,14 @@ from ddp_impl.compile.compiled_calls import (
 from ddp_impl.compile.graph_split import AveragedParameters
 from ddp_impl.compile.in_graph import InGraphReducer
 from ddp_impl.module.mixed_precision import MixedPrecision, PrecisionCaster
-from ddp_impl.module.parameter_watch import ParameterWatch, device_type, managed_parameters, refuse_expanded
-from ddp_impl.module.replicas import describe, verify_replicas
+from ddp_impl.module.parameter_watch import (
+    ParameterWatch,
+    device_type,
+    first_device,
+    managed_parameters,
+    refuse_expanded,
+)
+from ddp_impl.module.replicas import decline, describe, verify_replicas
 from ddp_impl.module.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.reducer.company import Construction, company
 from ddp_impl.reducer.iteration import Progress
@@ -154,7 +160,6 @@ class DistributedDataParallel(JoinedWrapper):
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
-        refuse_unknown(unknown)
         refuse_absent(DistributedDataParallel)
         refuse_unsupported_overrides(type(self), DistributedDataParallel)
         if check_reduction:
@@ -162,8 +167,9 @@ class DistributedDataParallel(JoinedWrapper):
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self._peers = Peers(self.process_group)
+        self._peers = Peers(self.process_group, decline=partial(decline, self.process_group, first_device(module)))
         with self._peers.publishing_errors("construction"):
+            refuse_unknown(unknown)
             check_arguments(module, device_ids, output_device, delay_all_reduce_named_params, param_to_hook_all_reduce)
             check_flags(
                 broadcast_buffers=broadcast_buffers is not None and broadcast_buffers,
@@ -214,17 +220,19 @@ class DistributedDataParallel(JoinedWrapper):
         )
         self._copied: Construction = ()
         self._may_share_backward = True  # unless no rank has another wrapper
+        if init_sync:
+            with self._peers.publishing_errors("construction"):
+                refuse_expanded(module, self.parameters_to_ignore)
+                mine = describe(
+                    members,
+                    self.copied_tensors(init_sync_buffers),
+                    self.parameters_to_ignore,
+                    self._options,
+                    forward_sync_buffers=self.forward_sync_buffers,
+                )
         self._peers.publish_init_sync(init_sync)
         self._has_checked_init_sync = init_sync  # verify_replicas checks it
         if init_sync:
-            refuse_expanded(module, self.parameters_to_ignore)
-            mine = describe(
-                members,
-                self.copied_tensors(init_sync_buffers),
-                self.parameters_to_ignore,
-                self._options,
-                forward_sync_buffers=self.forward_sync_buffers,
-            )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 agreed = verify_replicas(
                     mine, self.process_group, self.device, has_other_wrappers=company.wrapper_lives,

@@ -58,6 +58,12 @@ def managed_parameters(
     return members
 
 
+def first_device(module: Any) -> torch.device:
+    """Return where the first parameter with values is; the CPU without one, and for what is no module."""
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    return next((parameter.device for parameter in parameters if not parameter.is_meta), torch.device("cpu"))
+
+
 def device_type(module: nn.Module, ignored: Collection[str]) -> str:
     """Return the one type of device that all parameters are on; raises `ValueError` for several, and for meta."""
     named = [(name, parameter) for name, parameter in module.named_parameters() if name not in ignored]

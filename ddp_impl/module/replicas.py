@@ -90,6 +90,8 @@ class Agreed:
 
 _HASH_BYTES = 16
 _RUN_BYTES = 8
+#: In the last byte of what ranks exchange: whether the rank has other wrappers, or that it compares nothing.
+_DECLINES = 2
 
 
 def _hash(data: Any) -> bytes:
@@ -140,6 +142,10 @@ def verify_replicas(
     """
     besides = secrets.token_bytes(_RUN_BYTES) + bytes([has_other_wrappers])
     told = collectives.gather_bytes(b"".join(mine.digest) + besides, group, device, meanwhile)
+    for rank in (rank for rank, data in enumerate(told) if data[-1] == _DECLINES):
+        if meanwhile is not None:
+            meanwhile()
+        raise ReplicaMismatchError(f"[rank {rank_in(group)}] rank {rank} compares no module, and has raised an error")
     places = range(0, len(told[0]) - len(besides), _HASH_BYTES)
     digests = [[data[place : place + _HASH_BYTES] for place in places] for data in told]
     reordered = first_reordered(digests)
@@ -152,6 +158,12 @@ def verify_replicas(
     else:
         text = first_difference(everyone[0], everyone[others[0]], others[0])
     raise ReplicaMismatchError(f"[rank {rank_in(group)}] {text}")
+
+
+def decline(group: dist.ProcessGroup, device: torch.device) -> dist.Work:
+    """Begin the collective of `verify_replicas` on a rank that compares nothing; wait for no other rank."""
+    length = sum(map(len, Replica((), {"parameters": {}, "buffers": {}}, (), {}).digest)) + _RUN_BYTES
+    return collectives.leave_bytes(bytes(length) + bytes([_DECLINES]), group, device)
 
 
 def agree_on_run(group: dist.ProcessGroup, device: torch.device) -> str:

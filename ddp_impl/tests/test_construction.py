@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -95,6 +98,8 @@ def built(kind: str) -> nn.Module:
     if kind in ("shape", "dtype", "stride"):
         held = torch.ones(4, 5 if kind == "shape" else 4, dtype=torch.float64 if kind == "dtype" else None)
         module[1].weight = nn.Parameter(held.t() if kind == "stride" else held)
+    if kind == "expanded":
+        module[1].weight = nn.Parameter(torch.ones(4, 1).expand(4, 4))
     module[1].weight.requires_grad_(kind != "frozen")
     buffers = {"mean": torch.zeros(5 if kind == "buffer shape" else 3), "other": torch.zeros(3)}
     buffers |= {"mean": buffers["mean"].long()} if kind == "buffer dtype" else {}
@@ -154,3 +159,61 @@ def test_a_disagreement_of_ranks_is_raised_on_every_rank(tmp_path: Path) -> None
         for text, had in both:
             assert words in text if words else not text, (call, both)
             assert words or all(map(torch.equal, had, expected)), call
+
+
+#: What the constructor refuses on one rank alone -> words by which every rank's error names it.
+_LONE = {"device_ids": "device_ids", "expanded": "'1.weight'", "meta": "meta device", "bucket_cap_gb": "bucket_cap_gb"}
+_Outcomes = tuple[list[str], list[Tensor]]
+
+
+@contextlib.contextmanager
+def begins(store: Any, other_has_begun: str, first: bool) -> Iterator[None]:
+    """Run the block, a construction, when the other rank has ended its own, or waits for this rank in it."""
+    all_gather = dist.all_gather
+
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        work = all_gather(*args, **kwargs)
+        store.set(other_has_begun, "")
+        return work
+
+    if not first:
+        store.wait([other_has_begun], timedelta(seconds=60))
+    with mock.patch.object(dist, "all_gather", gather if first else all_gather):
+        yield
+    if first:
+        store.set(other_has_begun, "")
+
+
+def refused_then_right(rank: int, odd: int, odd_begins: bool) -> list[_Outcomes]:
+    """Wrap what is refused on rank `odd` alone, each kind in a group of its own and then all, and then train."""
+    outcomes = []
+    for kinds in [*([kind] for kind in _LONE), list(_LONE)]:
+        group: Any = dist.new_group(timeout=timedelta(seconds=10))
+        texts = []
+        for place, kind in enumerate(kinds):
+            module = built(kind if rank == odd else "")
+            options: dict[str, Any] = {kind: [0]} if rank == odd and "_" in kind else {}
+            with begins(group.get_group_store(), f"begun {place}", (rank == odd) is odd_begins):
+                try:
+                    DistributedDataParallel(module, process_group=group, **options)
+                except (RuntimeError, TypeError, ValueError) as raised:
+                    texts.append(str(raised))
+        torch.manual_seed(rank)
+        module = built("")
+        ddp = DistributedDataParallel(module, process_group=group)
+        for _ in range(3):
+            ddp.zero_grad()
+            step(ddp, rank)
+        outcomes.append((texts, [part.detach() if part.grad is None else part.grad for part in module.parameters()]))
+    return outcomes
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("odd_begins", [True, False])
+def test_a_group_serves_again_where_one_rank_was_refused(tmp_path: Path, odd: int, odd_begins: bool) -> None:
+    words = [*([word] for word in _LONE.values()), list(_LONE.values())]
+    for outcomes in run_ranks(refused_then_right, 2, tmp_path, odd, odd_begins):
+        for expected, (texts, had) in zip(words, outcomes, strict=True):
+            assert len(texts) == len(expected), texts
+            assert all(word in text for word, text in zip(expected, texts, strict=True)), texts
+            assert all(map(torch.equal, had, right())), expected

@@ -213,10 +213,7 @@ def time_all_reduces(
 
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[], None] | None = None) -> Tensor:
     """Return every rank's `tensor`, of one shape, stacked by rank; calls `meanwhile`, which may raise, as it waits."""
-    gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
-    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
-    if work is None:
-        raise _no_work("all_gather")
+    work, gathered = _all_gather_begun(tensor, group)
     look_s = _LOOK_S / 64
     says = type(work) is dist.Work or type(work).is_completed is not dist.Work.is_completed
     while meanwhile is not None and says and not work.is_completed():
@@ -226,12 +223,28 @@ def stack_ranks(tensor: Tensor, group: dist.ProcessGroup, meanwhile: Callable[[]
     return torch.stack(gathered)
 
 
+def _all_gather_begun(tensor: Tensor, group: dist.ProcessGroup) -> tuple[dist.Work, list[Tensor]]:
+    gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    if work is None:
+        raise _no_work("all_gather")
+    return work, gathered
+
+
+def leave_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) -> dist.Work:
+    """Begin a `gather_bytes` of the other ranks, and do not wait for them."""
+    return _all_gather_begun(_as_tensor(mine, device), group)[0]
+
+
+def _as_tensor(data: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
 def gather_bytes(
     mine: bytes, group: dist.ProcessGroup, device: torch.device, meanwhile: Callable[[], None] | None = None
 ) -> list[bytes]:
     """Return every rank's bytes (of one length on all of them) in rank order: one small collective."""
-    tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    return [bytes(row) for row in stack_ranks(tensor, group, meanwhile).tolist()]
+    return [bytes(row) for row in stack_ranks(_as_tensor(mine, device), group, meanwhile).tolist()]
 
 
 def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:

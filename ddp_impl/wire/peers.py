@@ -72,9 +72,14 @@ class Peers:
     of that run.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
-        """Count the wrappers of `group`; copies are counted apart, by `copy_of`, the `copied_now` of their original."""
-        self.group = group
+    def __init__(
+        self, group: dist.ProcessGroup, *, copy_of: str = "", decline: Callable[[], object] = lambda: None
+    ) -> None:
+        """Count the wrappers of `group`; copies are counted apart, by `copy_of`, the `copied_now` of their original.
+
+        `decline` begins, on a rank that raises, the collective in which the others compare modules.
+        """
+        self.group, self.decline = group, decline
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self.wait: Wait | None = None  # what this rank waits for now
@@ -95,10 +100,30 @@ class Peers:
         self.company.wrappers.add(self)
 
     def publish_init_sync(self, compares: bool) -> None:
-        """Publish this rank's `init_sync`: a rank without it takes no part in the comparison of modules."""
+        """Publish this rank's `init_sync`: a rank without it takes no part in the comparison of modules.
+
+        Raises `ReplicaMismatchError` where a rank gave up before any compared: then none does.
+        """
         if size_of(self.group) > 1:
             self._write(f"compares {compares}", rank_in(self.group))
             self._write(f"{rank_in(self.group)} is there", compares)
+            if compares and not self._are_compared(otherwise=True):
+                self.refuse_unlike(compares)
+
+    def _are_compared(self, *, otherwise: bool) -> bool:
+        """Return whether modules are compared, as the first rank of the group that asks has it: `otherwise`.
+
+        So a rank that gives up finds whether others wait for it, who would be a collective ahead of it ever after.
+        """
+        store = self._store()
+        with contextlib.suppress(Exception):
+            if store is not None:
+                key, mine = self.key_of("are compared"), json.dumps([time.time(), otherwise])
+                first = store.compare_set(key, "", mine).decode()
+                if self._of_this_run(first) is None:
+                    first = store.compare_set(key, first, mine).decode()
+                return bool(json.loads(first)[1])
+        return otherwise
 
     def refuse_unlike(self, compares: bool) -> None:
         """Raise `ReplicaMismatchError` where another rank has published another `init_sync`, or an exception.
@@ -119,6 +144,8 @@ class Peers:
                 f"{gone[1]}"
             )
         if other is not None:
+            if not compares:
+                self._give_up()
             raise ReplicaMismatchError(
                 f"[rank {rank_in(self.group)}] DDP expects the same init_sync on every rank, but it is {compares} on "
                 f"rank {rank_in(self.group)} and {not compares} on rank {other}: one would wait for a comparison in "
@@ -212,8 +239,17 @@ class Peers:
             yield
         except BaseException as error:
             self.raised(phase, error, error.__traceback__)
-            self._write("gave up", [rank_in(self.group), str(error)[:_MAX_CHARACTERS]])
+            if size_of(self.group) > 1:
+                self._write("gave up", [rank_in(self.group), str(error)[:_MAX_CHARACTERS]])
+                self._write(f"{rank_in(self.group)} is there", value=False)
+                self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """Take part in a comparison of modules that others have begun, as `decline` does, and wait for nobody."""
+        with contextlib.suppress(Exception):
+            if self._are_compared(otherwise=False):
+                self.decline()
 
     def awaiting(self, phase: str, what: Description, *, with_reports: bool = True) -> AbstractContextManager[None]:
         """Return a block in which ranks wait for `what`; its exceptions get a note with other ranks' reports.
@@ -313,9 +349,10 @@ class Peers:
 
     def _value_of(self, store: Store, about: str) -> Any:
         """Return what was left about this, None if nothing; while the run has no name, since this process began."""
-        if not store.check([self.key_of(about)]):
-            return None
-        at, value = json.loads(store.get(self.key_of(about)))
+        return self._of_this_run(store.get(self.key_of(about))) if store.check([self.key_of(about)]) else None
+
+    def _of_this_run(self, left: str | bytes) -> Any:
+        at, value = json.loads(left)
         return value if self.company.run or at >= _began else None
 
     def key_of(self, about: str) -> str:
