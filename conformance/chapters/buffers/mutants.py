@@ -166,6 +166,13 @@ def ComparesNoChangedBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool 
         sync_buffers(authoritative)
 
 
+@replaces(Ours, "_sync_buffers")
+def ComparesNoBuffersAtFirst(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
+    """BUG: without `init_sync` ranks agree on no name for their run, and copy buffers without a comparison."""
+    with mock.patch.object(copied_state, "agree_on_run", return_value=""):
+        sync_buffers(authoritative)
+
+
 @replaces(Peers, "answer")
 def AnswersNobodyWhoCompares(peers: Peers, answer: Call, *_: Any) -> None:
     """BUG: a rank whose buffers have changed alone waits for the others until the group's timeout."""

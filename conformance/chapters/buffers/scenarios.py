@@ -43,6 +43,8 @@ def scenarios() -> Iterator[Scenario]:
     pairs = [(first, others) for first in CHANGES for others in CHANGES if first != others]
     apart = [arguments(f"{first}-{others}", first=first, others=others) for first, others in pairs]
     yield from _grid("BUFFER-14", "changed", "changed_buffers", (2, 3), apart, deadline_s=5.0)
+    at_once = arguments("at-once", at_once=True) | Variant(options={"init_sync": False}, needs=("init_sync",))
+    yield from _grid("BUFFER-14", "changed", "changed_buffers", 2, apart, at_once, deadline_s=5.0, min_collectives=0)
     lone = [
         arguments("-".join([*starts_with, change]), change=change, starts_with=starts_with)
         for starts_with, change in (([], "larger"), (["count"], "larger"), (["mean"], "dtype"), (["mean"], "gone"))

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import fnmatch
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -120,6 +121,29 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
 @replaces(Peers, "refuse_unlike")
 def WaitsForWhoComparesNothing(peers: Peers, refuse_unlike: Call, compares: bool) -> None:
     """BUG: a rank with `init_sync` waits in the constructor for ranks without it, until the group's timeout."""
+
+
+@replaces(Ours, "__init__")
+def RefusesInSilence(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: a rank whose argument is refused leaves no word, and the others wait for it until the group's timeout."""
+    with mock.patch.object(Peers, "publishing_errors", return_value=contextlib.nullcontext()):
+        init(*args, **kwargs)
+
+
+@replaces(Ours, "__init__")
+def StaysBehindWhenRefused(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: a rank that is refused takes no part in what the others compare: they are a collective ahead ever after."""
+    with mock.patch.object(distributed, "decline"):
+        init(*args, **kwargs)
+
+
+@replaces(Ours, "__init__")
+def NamesNoParameterOnMeta(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: the error about parameters on several devices names the devices alone."""
+    try:
+        init(*args, **kwargs)
+    except ValueError as error:
+        raise ValueError(re.sub(r" \('[^']*'\)", "", str(error))) from None
 
 
 @replaces(Ours, "__init__")

@@ -38,6 +38,7 @@ _BETWEEN_RANKS = {
     "CONS-05": ("layer_more_on_last", "layer_less_on_last", "frozen_on_last"),
     "CONS-06": ("dtype",),
     "CONS-07": ("parameter_ignored_on_last", "buffer_ignored_on_last"),
+    "CONS-41": ("two_device_ids_on_first", "unknown_option_on_last"),
     "CONS-37": ("larger_buffer", "smaller_buffer", "buffer_of_integers", "buffer_more", "larger_frozen"),
     "CONS-36": ("reordered", "frozen_reordered", "buffers_reordered"),
 }
@@ -50,7 +51,7 @@ _LOCAL = {
     "CONS-13": ("lazy",),
     "CONS-29": ("expanded",),
     "CONS-14": ("two_device_types",),
-    "CONS-39": ("all_meta",),
+    "CONS-39": ("all_meta", "one_on_meta"),
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
@@ -101,10 +102,12 @@ def _errors() -> Iterator[Scenario]:
     for mistake in ("no_parameters", "two_device_ids", "lazy", "layer_more_on_last", "dtype", "reordered"):
         yield from _error("CONS-16", mistake, 2, recover=True)
     yield from _error("CONS-16", "layer_less_on_last", 4, recover=True)
+    for mistake in ("two_device_ids_on_first", "unknown_option_on_last two_device_ids_on_first"):
+        yield from _error("CONS-16", mistake, (2, 3), recover=True)
 
 
 def _error(requirement: str, mistake: str, worlds: Worlds, *, recover: bool = False) -> Iterator[Scenario]:
-    asked = arguments(dashed(mistake), mistake=mistake, recover=recover)
+    asked = arguments(dashed(mistake).replace(" ", "-"), mistake=mistake, recover=recover)
     needed = _IGNORING if "ignored" in mistake else PLAIN
     least = 1 if recover else 0
     yield from _grid(

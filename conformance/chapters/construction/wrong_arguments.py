@@ -128,6 +128,10 @@ def _delayed(ctx: RankContext) -> dict[str, Any]:
     return {"delay_all_reduce_named_params": [("0.weight", nn.Parameter(torch.zeros(3, 3)))]}
 
 
+def _on_one(name: str, value: Any, *, last: bool) -> Callable[[RankContext], dict[str, Any]]:
+    return lambda ctx: {name: value} if ctx.rank == (ctx.world_size - 1 if last else 0) else {}
+
+
 def _option(name: str, value: Any) -> Callable[[RankContext], dict[str, Any]]:
     return lambda _: {name: value}
 
@@ -150,12 +154,19 @@ MISTAKES: Mapping[str, Mistake] = {
     "buffer_more": Mistake(partial(_other_on_last, other=None), Raises(mentions=("more",))),
     "larger_frozen": Mistake(partial(_other_on_last, other=torch.zeros(5), frozen=True), Raises(mentions=("mean",))),
     "all_meta": Mistake(lambda ctx: _layers(ctx).to("meta"), Raises(mentions=("meta",))),
+    "one_on_meta": Mistake(_two_device_types, Raises(mentions=("meta", "2.weight"))),
     "no_parameters": Mistake(lambda _: nn.ReLU(), _NOTHING_TO_TRAIN),
     "all_frozen": Mistake(lambda ctx: _layers(ctx).requires_grad_(False), _NOTHING_TO_TRAIN),
     "all_ignored": Mistake(_all_ignored, _NOTHING_TO_TRAIN),
     "two_device_ids": Mistake(_layers, Raises(("ValueError",), ("device",)), _option("device_ids", [0, 1])),
     "device_ids_on_cpu": Mistake(
         lambda _: nn.Linear(3, 3), Raises(("ValueError",), ("device",)), _option("device_ids", [0])
+    ),
+    "two_device_ids_on_first": Mistake(
+        _layers, Raises(mentions=("device_ids",)), _on_one("device_ids", [0, 1], last=False)
+    ),
+    "unknown_option_on_last": Mistake(
+        _layers, Raises(mentions=("bucket_cap_gb",)), _on_one("bucket_cap_gb", 1, last=True)
     ),
     "output_device_on_cpu": Mistake(
         lambda _: nn.Linear(3, 3), Raises(("ValueError",), ("device",)), _option("output_device", 1)
@@ -193,13 +204,13 @@ MISTAKES: Mapping[str, Mistake] = {
 
 @program("construction_error", invariants=("same_collectives", "leaves_no_trace"))
 def construction_error(ctx: RankContext) -> None:
-    """Make the mistake that argument `mistake` names; with `recover`, wrap a good module afterwards and train a step.
+    """Make the mistakes that argument `mistake` names, in order; with `recover`, train a good module afterwards.
 
-    Observes `construct`, the exception or None, and after a recovery `step0/grad/<name>`. All ranks run it.
+    Observes `construct`, for each the exception or None, and after a recovery `step0/grad/<name>`. All ranks run it.
     """
-    mistake = MISTAKES[ctx.arguments["mistake"]]
-    with ctx.catching("construct", must=mistake.raises):
-        ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
+    for place, mistake in enumerate(MISTAKES[name] for name in ctx.arguments["mistake"].split(" ")):
+        with ctx.catching(f"construct{place or ''}", must=mistake.raises):
+            ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
     if ctx.arguments.get("recover"):
         module = with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))).to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
