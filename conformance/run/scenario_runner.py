@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
@@ -137,7 +137,8 @@ class ScenarioRunner:
             return await loop.together(*each) if self.backend.runs_side_by_side else [await one() for one in each]
 
         async def truth() -> Truth:
-            return Truth() if all(case.unsupported) else await Truth.of(case.program, case.scenario, self._ranks)
+            found = Truth() if all(case.unsupported) else await Truth.of(case.program, case.scenario, self._ranks)
+            return await Truth.of(case.program, case.scenario, self._ranks) if LOST in found.error else found
 
         attempts, expected = await loop.together(columns, truth)
         (attempt, tried_again), *natives = [await self._begun(one) for one in attempts]
@@ -149,12 +150,14 @@ class ScenarioRunner:
         """Return the attempt, or another one on fresh ranks if its ranks did not end by themselves, and a note on that.
 
         On a busy machine ranks may give up before a scenario begins, or the kernel may kill the zygote: neither is a
-        result of the scenario.
+        result of the scenario, and what the zygote's end has left is none the second time either.
         """
         if not (why := _never_judged(attempt)):
             return attempt, ""
         again = await self._try(attempt.scenario, attempt.subject, fresh=True)
-        return again, f"{TRIED_AGAIN}: {why}; {'the same there' if _never_judged(again) else 'not there'}"
+        if LOST in (still := _never_judged(again)):
+            again = replace(again, error=still)
+        return again, f"{TRIED_AGAIN}: {why}; {'the same there' if still else 'not there'}"
 
     async def _confirm(self, case: _Case, tried: _Tried) -> Confirmed:
         """Return what counts, after another attempt of a subject that failed when warm."""
@@ -163,7 +166,7 @@ class ScenarioRunner:
             authority = authority_of(case.program, tried.beside.verdict, tried.native.observations)
 
         async def try_again(scenario: Scenario, *, fresh: bool = False) -> Attempt:
-            return await self._try(scenario, case.subjects[0], fresh=fresh)
+            return (await self._begun(await self._try(scenario, case.subjects[0], fresh=fresh)))[0]
 
         confirmation = Confirmation(
             lambda one: judged(one, case.program, tried.truth, authority), try_again, partial(self._doubt, case),

@@ -14,7 +14,7 @@ import conformance.run.attempt
 import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
-from conformance.errors import BackendError, ScenarioError, SubjectError, present
+from conformance.errors import BackendError, ReplicaError, ScenarioError, SubjectError, present
 from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.run import runner
@@ -818,16 +818,50 @@ def test_ranks_that_cannot_connect_are_replaced_once_and_that_is_told() -> None:
         assert not any("exercised" in each.checker and each.verdict.is_failure for each in one.findings)
 
 
-def test_what_a_killed_process_that_forks_ranks_left_is_tried_again_and_that_is_told() -> None:
-    class Orphaned(PretendedRanks):
-        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
-            seen = super().run(scenario, subject, fresh=fresh)
-            ended = lost("was killed by SIGKILL")
-            is_lost = scenario.id != "probe" and not fresh
-            return {rank: Observation(rank, ended, phase="train") for rank in seen} if is_lost else seen
+class Orphaned(PretendedRanks):
+    """Ranks that are lost as many `times` from the attempt number `since`; rank 0 raises where another one is gone."""
 
-    ranks = Orphaned()
+    def __init__(self, since: int, times: int, answer: int = 42) -> None:
+        super().__init__(lambda scenario, subject: {"answer": answer})
+        self.lost = range(since, since + times)
+
+    async def observe(self, scenario: Scenario, subject: Subject, fresh: bool = False) -> Mapping[int, Observation]:
+        number, seen = len(self.asked), self.run(scenario, subject, fresh=fresh)
+        if number not in self.lost:
+            return {rank: dataclasses.replace(one, after=() if fresh else ("before",)) for rank, one in seen.items()}
+        raised = Raised.of(RuntimeError("Connection closed by peer"))
+        alone = Observation(0, Ending("raised", detail=f"raised {raised}"), raised=raised, phase="train")
+        gone = Observation(1, lost("was killed by SIGKILL"), phase="train")
+        return {0: alone, 1: gone}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "verdict", "asked"),
+    [
+        (Orphaned(0, 1), Verdict.PASS, 2),
+        (Orphaned(0, 2), Verdict.HARNESS_ERROR, 2),
+        pytest.param(Orphaned(1, 1, answer=41), Verdict.FAIL, 3, id="while a failure is confirmed"),
+    ],
+)
+def test_what_a_killed_process_that_forks_ranks_left_is_tried_again_and_no_verdict(
+    ranks: Orphaned, verdict: Verdict, asked: int
+) -> None:
     judging = ScenarioRunner(MINE, GLOO, ranks, native=False, first=frozenset())
     one = judging.run(scenario("a", 2)).subject
-    assert (one.verdict, len(ranks.asked)) == (Verdict.PASS, 2)
-    assert "the process that forks ranks was killed by SIGKILL" in one.findings[-1].summary
+    assert (one.verdict, len(ranks.asked)) == (verdict, asked)
+    told = "the process that forks ranks was killed by SIGKILL"
+    assert verdict is Verdict.FAIL or told in one.findings[-1].summary
+    assert verdict is not Verdict.FAIL or "answer" in one.findings[0].summary
+
+
+def test_a_truth_whose_rank_is_lost_is_computed_again() -> None:
+    class Alone(PretendedRanks):
+        num_expected = 0
+
+        async def expect(self, scenario: Scenario) -> Mapping[int, Facts]:
+            self.num_expected += 1
+            if self.num_expected == 1:
+                raise ReplicaError(f"the rank that computes the truth {lost('was killed by SIGKILL')}")
+            return await super().expect(scenario)
+
+    assert verdicts(scenario("a"), ranks=Alone()) == [Verdict.PASS]
