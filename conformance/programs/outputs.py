@@ -114,6 +114,10 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
+def _fields_set(value: Any) -> str:
+    return f"{_kind(value)} with {', '.join(vars(value))}"
+
+
 def _type(value: Any) -> str:
     return type(value).__name__
 
@@ -155,7 +159,7 @@ STRUCTURES: Mapping[str, Structure] = {
         _kind,
         lambda out: out["record"][0].note,
     ),
-    "unset_field": Structure(lambda a, b, _: _Unset(a, b), lambda out: (out.first, out.second), _kind),
+    "unset_field": Structure(lambda a, b, _: _Unset(a, b), lambda out: (out.first, out.second), _fields_set),
     "list_of_itself": Structure(_list_of_itself, lambda out: (out[0], out[3][1]), _type, lambda out: out[3][3][2]),
     "dict_of_itself": Structure(
         _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]

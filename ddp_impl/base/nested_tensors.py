@@ -131,7 +131,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
             replaced[key] = map_tensors(function, item)
     else:
         for field in dataclasses.fields(value):  # a frozen one, too; and `replace` would run its __init__ again
-            object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name, None)))
+            if hasattr(value, field.name):  # what is not set stays so
+                object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name)))
     return replaced
 
 

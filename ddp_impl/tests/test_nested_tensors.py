@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -94,6 +94,18 @@ def test_a_container_keeps_its_type_and_all_but_its_tensors(value: Any) -> None:
     assert getattr(replaced, "name", None) == getattr(value, "name", None)
     if isinstance(value, defaultdict):
         assert replaced["new"] == []
+
+
+@dataclass
+class Partial:
+    """A dataclass with a field that nobody sets."""
+
+    values: Tensor
+    later: Any = field(init=False)
+
+
+def test_a_field_that_is_not_set_stays_so() -> None:
+    assert vars(cast(Partial(torch.ones(2)), torch.float64)).keys() == {"values"}
 
 
 class Slotted:
