@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,19 @@ class Unset:
 
 
 class Own(Tensor):
-    """A class of tensors that results of operators have, too."""
+    """A class of tensors that results of operators have, too. It copies its parameters: torch makes none of them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = _own_parameter(self.detach().clone(), self.requires_grad)
+        return cast(Tensor, memo[id(self)])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _own_parameter, (self.detach().as_subclass(Tensor), self.requires_grad)
+
+
+def _own_parameter(values: Tensor, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(values.as_subclass(Own), requires_grad)
 
 
 class Composed(nn.Module):

@@ -27,6 +27,7 @@ from conformance.composed.simpler import simpler
 from conformance.composed.trainee import Trainee
 from conformance.composed.training import (
     ACTIONS,
+    CLASSES,
     HANDLING,
     Action,
     Beside,
@@ -168,6 +169,14 @@ def test_every_action_is_played_by_the_truth() -> None:
         for how in ways:
             training = Training(actions=(Action("forward", "plain"), Action(kind, how), Action("backward", "together")))
             assert truth_of(PROBED.replace(arguments=training.to_json()))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("how", ACTIONS["copy"])
+def test_what_has_a_class_of_its_own_can_be_copied_and_trained(kind: str, how: str) -> None:
+    training = Training((Block(kind),), actions=(Action("forward", "plain"), Action("copy", how)))
+    options = {"find_unused_parameters": True}
+    assert truth_of(PROBED.replace(arguments=training.to_json(), options=options))
 
 
 def test_a_plain_training_may_not_be_refused() -> None:
