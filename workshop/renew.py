@@ -20,18 +20,20 @@ def generated(root: Path) -> tuple[Mapping[Path, str], tuple[str, ...]]:
     from conformance.mutants.catalogue import load_deviations, load_mutants
     from conformance.mutants.detected import found_in, made_in, not_tried, written
     from workshop.counts import count
-    from workshop.torch_versions import PAGE, page_of
+    from workshop.torch_versions import JUDGED, PAGE, judged_of, page_of
 
     now, mutants = (root / DETECTED).read_text(encoding="utf-8"), load_mutants()
     found = found_in(now, mutants, load_deviations())
-    texts = {COUNTS: count().to_toml(), DETECTED: written(found, made_in(now)), PAGE: page_of(root)}
+    texts = {
+        COUNTS: count().to_toml(), DETECTED: written(found, made_in(now)), PAGE: page_of(root), JUDGED: judged_of(root),
+    }  # fmt: skip
     return texts, tuple(mutant.name for mutant in not_tried(found, mutants))
 
 
 @click.command("renew", short_help="Rewrite the generated files of a checkout of this project.")
 @click.option("--check", is_flag=True, help="Only list the files that are stale; exit with 1 if any is.")
 def command(check: bool) -> None:
-    """Rewrite docs/counts.toml, docs/torch_versions.md and conformance/mutants/detected.toml, and list what changed.
+    """Rewrite docs/counts.toml, detected.toml and what is made of ci/torch_versions, and list what changed.
 
     \b
     python -m workshop renew

@@ -28,6 +28,8 @@ from conformance.smoke.ladder import Status
 from conformance.verdict import Verdict
 
 STORED, PAGE = Path("ci/torch_versions"), Path("docs/torch_versions.md")
+#: What `ddp-conformance doctor` says of it, where no checkout is.
+JUDGED = Path("conformance/spec/torch_versions.toml")
 #: What changed in torch where a requirement was broken first, or mended: written by hand, by requirement and version.
 CHANGES = Path(__file__).with_name("torch_changes.toml")
 #: The order in which profiles are shown.
@@ -163,6 +165,19 @@ def page_of(root: Path) -> str:
     lines = (root / "ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = next(line.partition("==")[2] for line in lines if line.startswith("torch=="))
     return versions_page(read(root / STORED), tomllib.loads(CHANGES.read_text(encoding="utf-8")), pinned)
+
+
+def judged_of(root: Path) -> str:
+    """Return by version and Python which profiles ran and when, in TOML, of what a checkout has stored."""
+    lines = ["# Which profiles ran with which torch, and when: `python -m workshop renew` writes it.\n"]
+    for one in read(root / STORED):
+        days = {
+            day: [name + " in part" * (not each.is_whole) for name, each in one.judged.items() if each.day == day]
+            for day in sorted(each.day for each in one.judged.values())
+        }
+        ran = "; ".join(f"{', '.join(names)} on {day}" for day, names in days.items())
+        lines += [f'"{one.version}" = "{ran}"\n'] if ran else []
+    return "".join(lines)
 
 
 def versions_page(found: Sequence[OnVersion], changes: Mapping[str, Mapping[str, str]], pinned: str) -> str:

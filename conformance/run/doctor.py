@@ -7,16 +7,18 @@ import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance import spec
 from conformance.run.environment import accelerators, available_cores, package_version
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
-#: The one that CI runs.
-CI_TORCH = (2, 13)
+#: Which profiles were judged with which torch, and when.
+JUDGED = Path(spec.__file__).with_name("torch_versions.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,21 @@ def _torch() -> Symptom:
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     wanted = ".".join(map(str, MIN_TORCH))
-    untried = f"; CI runs {'.'.join(map(str, CI_TORCH))}, and docs/torch_versions.md says what ran on others, and when"
-    detail = torch.__version__ + untried * (version != CI_TORCH)
+    detail = f"{torch.__version__}; {judged_with(torch.__version__)}"
     return Symptom("torch", version >= MIN_TORCH, detail, f"install torch {wanted} or newer")
+
+
+def judged_with(torch_version: str) -> str:
+    """Return which profiles ran with this torch, and when, or that none did, and with which versions some did."""
+    judged: dict[str, str] = tomllib.loads(JUDGED.read_text(encoding="utf-8"))
+    release = torch_version.partition("+")[0]
+    ran = [
+        f"{what}{python and f' (Python {python})'}" for name, what in judged.items()
+        for version, _, python in [name.partition("@")] if version == release
+    ]  # fmt: skip
+    if ran:
+        return f"this suite ran {', '.join(ran)}"
+    return f"this suite was not run with it, but with {', '.join(dict.fromkeys(n.partition('@')[0] for n in judged))}"
 
 
 def _tool() -> Symptom:

@@ -375,13 +375,21 @@ def test_doctor_finds_what_a_run_needs() -> None:
 @pytest.mark.nightly
 def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_TORCH", (99, 0))
-    monkeypatch.setattr(doctor, "CI_TORCH", (99, 1))
+    monkeypatch.setattr(doctor, "judged_with", lambda _: "")
     monkeypatch.setattr(doctor, "LOOKS", doctor.LOOKS[:-1])  # without the ranks
     result = call("doctor")
     assert result.exit_code == 1
     assert "MISSING torch" in result.stdout
     assert "install torch 99.0 or newer" in result.stdout
-    assert "CI runs 99.1, and docs/torch_versions.md says what ran on others, and when" in result.stdout
+
+
+def test_doctor_knows_which_profiles_were_judged_with_which_torch_and_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "JUDGED", tmp_path / "judged.toml")
+    doctor.JUDGED.write_text('"9.1.0" = "smoke on 2030-01-01"\n"9.1.0@3.14" = "core on 2030-01-02"\n"9.2.0" = "x"\n')
+    assert doctor.judged_with("9.1.0+cpu") == "this suite ran smoke on 2030-01-01, core on 2030-01-02 (Python 3.14)"
+    assert doctor.judged_with("9.1.1") == "this suite was not run with it, but with 9.1.0, 9.2.0"
 
 
 def test_every_verdict_has_a_style() -> None:

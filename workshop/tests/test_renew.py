@@ -12,7 +12,7 @@ from conformance.mutants.catalogue import Kill, Mutant, load_mutants
 from workshop import ROOT
 from workshop.counts import count
 from workshop.renew import COUNTS, DETECTED, command
-from workshop.torch_versions import PAGE
+from workshop.torch_versions import JUDGED, PAGE
 
 
 def renew(*arguments: str) -> tuple[int, str]:
@@ -26,7 +26,7 @@ def test_every_generated_file_is_that_of_today() -> None:
 
 
 #: What is generated.
-FILES = (COUNTS, DETECTED, PAGE)
+FILES = (COUNTS, DETECTED, PAGE, JUDGED)
 
 
 @pytest.fixture
@@ -42,12 +42,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_edited_or_removed_is_renewed(repository: Path) -> None:
     (repository / COUNTS).unlink()
     (repository / PAGE).write_text("2.15.0: no run")
+    (repository / JUDGED).write_text('"2.15.0" = "no run"')
     detected = repository / DETECTED
     detected.write_text(detected.read_text().replace('["killed"]\n', '["killed"]\nNobodyNow = ["GRAD-01"]\n'))
     code, said = renew("--check")
-    assert (code, said.count("is stale: run `python -m workshop renew`")) == (1, 3)
+    assert (code, said.count("is stale: run `python -m workshop renew`")) == (1, 4)
     assert not (repository / COUNTS).exists(), "--check changes nothing"
-    assert renew() == (0, f"rewrote {COUNTS}\nrewrote {DETECTED}\nrewrote {PAGE}\n")
+    assert renew() == (0, f"rewrote {COUNTS}\nrewrote {DETECTED}\nrewrote {PAGE}\nrewrote {JUDGED}\n")
     assert all((repository / file).read_text() == (ROOT / file).read_text() for file in FILES)
     assert renew("--check") == (0, "")
 

@@ -4,12 +4,16 @@ import json
 import os
 import shutil
 import subprocess
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.version import Version
+
+from conformance.run.doctor import MIN_TORCH
 from conformance.tests.reports_by_hand import FAIL, PASS, outcome, run_report
 from conformance.verdict import Verdict
-from workshop.torch_versions import PAGE, Judged, OnVersion, read, store, versions_page
+from workshop.torch_versions import PAGE, STORED, Judged, OnVersion, read, store, versions_page
 
 PROJECT = Path(__file__).parents[2]
 #: Python as far as the script can see: there is no torch 9.9.0, and each command that it is given is a line of a log.
@@ -111,3 +115,18 @@ def test_what_the_script_left_is_read(tmp_path: Path) -> None:
 
 def test_every_change_that_the_page_shows_is_explained() -> None:
     assert "| not known |" not in (PROJECT / PAGE).read_text(encoding="utf-8")
+
+
+def test_the_five_latest_minor_versions_are_the_support_window() -> None:
+    found = read(PROJECT / STORED)
+    newest = Version(found[-1].version)
+    oldest = f"{newest.major}.{newest.minor - 4}"
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {".".join(one.version.split(".")[:2]) for one in found} == {
+        f"2.{minor}" for minor in range(newest.minor - 4, newest.minor + 1)
+    }
+    assert project["dependencies"] == [f"torch>={oldest}"]
+    assert ".".join(map(str, MIN_TORCH)) == oldest
+    assert f"torch {oldest} to {newest.major}.{newest.minor} are supported" in (PROJECT / "README.md").read_text(
+        encoding="utf-8"
+    )
