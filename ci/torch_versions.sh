@@ -9,8 +9,8 @@
 #     PIP_CONFIG_FILE=/dev/null bash ci/torch_versions.sh 2.15.0            # where pip is configured for other versions
 #
 # VERSIONS=folder (default: .cache/torch_versions) keeps an environment and the reports of each version: a run that was
-# killed goes on where it was (`timeout 400 bash ci/torch_versions.sh ...`, again and again), and what is there is not run
-# again. A version that cannot be installed is noted and left out. Some versions are CUDA builds of several gigabytes.
+# killed or interrupted goes on where it was (`timeout 400 bash ci/torch_versions.sh ...`, again and again), and what is
+# there is not run again. A version that cannot be installed is noted and left out. Some are CUDA builds of gigabytes.
 # Exits with 1 when a version could not be installed or ddp_impl fails.
 
 set -uo pipefail
@@ -35,18 +35,19 @@ print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependenc
 }
 
 judge() {
-    local python="$1" folder="$2" profile="$3" arguments
+    local python="$1" folder="$2" profile="$3" ended=0 arguments
     read -ra arguments <<< "--profile $3 ${OPTIONS:-}"
     [ "$profile" != gpu ] || arguments+=(--backend sim)
     case "$profile" in
-        smoke) "$python" -m conformance smoke --ddp ddp_impl > "$folder/smoke.txt" ;;
-        upstream) "$python" -m conformance upstream --report "$folder/upstream.json" > "$folder/upstream.txt" ;;
+        smoke) "$python" -m conformance smoke --ddp ddp_impl > "$folder/smoke.txt" || ended=$? ;;
+        upstream) "$python" -m conformance upstream --report "$folder/upstream.json" > "$folder/upstream.txt" || ended=$? ;;
         *)
-            [ ! -f "$folder/$profile/report.journal" ] || arguments+=(--resume)
-            "$python" -m conformance run --quiet --report "$folder/$profile" "${arguments[@]}" > "$folder/$profile.txt"
+            [ -z "$(find "$folder/$profile" -name 'report.jo*' -o -name report.json 2> /dev/null)" ] || arguments+=(--resume)
+            "$python" -m conformance run --quiet --report "$folder/$profile" "${arguments[@]}" > "$folder/$profile.txt" || ended=$?
             ;;
     esac
-    echo "$?" > "$folder/$profile.status"
+    [ "$ended" != 130 ] || exit 130  # interrupted: the next run of this script goes on
+    echo "$ended" > "$folder/$profile.status"
 }
 
 status=0

@@ -22,17 +22,23 @@ case "$1 $2" in
     "-m venv") mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
     "-m pip") echo "$@" >> "{log}"; case "$*" in *torch==9.9.0*) echo "no torch 9.9.0" >&2; exit 1 ;; esac ;;
     "-c "*) ;;
+    "-m conformance") echo "$@" >> "{log}"; case "$*" in
+        *"--profile quick"*--resume*) ;;
+        *"--profile quick"*) mkdir -p "$6" && touch "$6/report.json"; exit 130 ;;
+    esac ;;
     *) echo "$@" >> "{log}" ;;
 esac
 """
 
 
-def run_script(project: Path, *versions: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the script on these versions, profile smoke; return how it ended and the commands that it has run so far."""
+def run_script(
+    project: Path, *versions: str, profiles: str = "smoke"
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the script on these versions; return how it ended and the commands that it has run so far."""
     log, python = project / "log", project / "python"
     python.write_text(PRETENDED.format(log=log))
     python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python), "VERSIONS": str(project / "kept"), "PROFILES": "smoke"}
+    environment = {**os.environ, "PYTHON": str(python), "VERSIONS": str(project / "kept"), "PROFILES": profiles}
     command = ["bash", str(project / "ci" / "torch_versions.sh"), *versions]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done, log.read_text().splitlines()
@@ -50,6 +56,15 @@ def test_a_version_that_cannot_be_installed_is_left_out_and_none_is_run_twice(tm
     assert again.returncode == 0, again.stderr
     assert sum("torch==2.13.0" in line for line in log) == 1
     assert sum("smoke" in line for line in log) == 1
+
+
+def test_a_run_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
+    shutil.copytree(PROJECT / "ci", tmp_path / "ci")
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    for expected, resumed in ((130, False), (0, True), (0, True)):
+        done, log = run_script(tmp_path, "2.13.0", profiles="quick")
+        judged = [line for line in log if "--profile quick" in line]
+        assert (done.returncode, judged[-1].endswith("--resume"), len(judged)) == (expected, resumed, 1 + resumed)
 
 
 def ran(version: str, native: Verdict, *, has: bool = True) -> OnVersion:
