@@ -12,15 +12,19 @@
 # this package is then found through PYTHONPATH. On a machine with a network and the same Python,
 # `pip download -d wheels -c ci/constraints.txt . setuptools` brings the wheels.
 #
+#     bash ci/gpu.sh --compare nccl-legacy,nccl2    # profile backend on both: what the second breaks, and what it mends
+#
+# With nccl, the default of --compare is these two where the installed torch has both (from 2.14 on), else nothing.
 # Reports go to OUT (default: gpu). Exits with 1 when ddp_impl or the backend does not conform, or smoke finds it broken.
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-BACKEND=nccl WHEELS=""
+BACKEND=nccl WHEELS="" COMPARE=""
 while [ $# -gt 0 ]; do
     case "$1" in
         --backend) BACKEND="$2"; shift 2 ;;
+        --compare) COMPARE="$2"; shift 2 ;;
         --wheels) WHEELS="$(cd "$2" && pwd)"; shift 2 ;;
         --) shift; break ;;
         *) echo "unknown argument $1; the top of $0 lists them" >&2; exit 2 ;;
@@ -57,11 +61,26 @@ for profile in ${PROFILES:-backend core gpu full}; do
         reports+=("$OUT/$profile-$ranks")
     done
 done
+if [ -z "$COMPARE" ] && [ "$BACKEND" = nccl ]; then
+    COMPARE="$("$PYTHON" -c '
+from importlib.metadata import entry_points
+names, both = entry_points(group="torch.distributed.backends").names, ("nccl-legacy", "nccl2")
+print(",".join(both) if names >= {*both} else "")')"
+fi
+for backend in ${COMPARE//,/ }; do
+    ended=0
+    ddp run --backend "$backend" --profile backend --quiet --report "$OUT/of-$backend" "$@" || ended=$?
+    [ "$ended" -le 1 ] || exit "$ended"
+done
 ddp bench --ddp ddp_impl --backend "$BACKEND" --world-size 1 --rounds "${ROUNDS:-40}" --out "$OUT/bench.json" | tee "$OUT/bench.txt"
 {
     echo "# On an accelerator"
     if [[ "$BACKEND" == sim* ]]; then echo; echo "The simulated device: this shows that the script works, and nothing about NCCL."; fi
     for report in "${reports[@]}"; do printf '\n## %s\n\n' "$(basename "$report")"; ddp report markdown "$report"; done
+    if [ -n "$COMPARE" ]; then
+        printf '\n## %s\n\n' "From ${COMPARE/,/ to }, profile backend"
+        ddp report diff "$OUT/of-${COMPARE%,*}" "$OUT/of-${COMPARE#*,}" | sed 's/^/    /' || [ $? -eq 1 ]  # it regressed
+    fi
     printf '\nStep times with one rank, as ratios to those of the DDP of torch:\n\n'
     sed 's/^/    /' "$OUT/bench.txt"
 } > "$PAGE"
