@@ -75,15 +75,13 @@ def place_of(variables: Mapping[str, str]) -> Place:
             one_host = variables.get(_LOCAL_SIZES[launcher]) == str(num_processes)
             break
     else:
-        missing = {
-            launcher: [name for name in names if name not in variables] for launcher, names in _LAUNCHERS.items()
-        }
-        nearest = min(missing, key=lambda launcher: len(missing[launcher]))
-        some = f"; {nearest} sets {', '.join(_LAUNCHERS[nearest])}, and here is no {' and no '.join(missing[nearest])}"
+        absent = {launcher: [name for name in names if name not in variables] for launcher, names in _LAUNCHERS.items()}
+        nearest = min(absent, key=lambda launcher: len(absent[launcher]))
+        some = f"; {nearest} sets {', '.join(_LAUNCHERS[nearest])}, and here is no {' and no '.join(absent[nearest])}"
         none = f"; none of them has set {', '.join(names[0] for names in _LAUNCHERS.values())} here"
         raise ConformanceError(
             "--attach is for processes that torchrun, srun or mpirun has started"
-            + (some if len(missing[nearest]) < len(_LAUNCHERS[nearest]) else none)
+            + (some if len(absent[nearest]) < len(_LAUNCHERS[nearest]) else none)
         )
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
         raise ConformanceError(f"set {' and '.join(missing)}, so that the {num_processes} processes can meet")
