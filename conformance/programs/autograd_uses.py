@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.errors import present
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.programs import RankContext, observe_run, program, run_steps
@@ -239,10 +240,37 @@ def _tensor_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     return seen
 
 
-def _gradient_set_before(model: nn.Module, turn: RankStep) -> None:
+#: Where a gradient that the user sets may lie: as its parameter does, transposed, with gaps, within a larger tensor.
+_PLACES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "dense": torch.clone,
+    "transposed": lambda values: values.t().contiguous().t() if values.dim() == 2 else values.clone(),
+    "gaps": lambda values: values.repeat_interleave(2, -1)[..., ::2],
+    "shared": lambda values: torch.cat([values.reshape(-1), values.reshape(-1)])[: values.numel()].view(values.shape),
+}
+
+
+def _set_gradients(model: nn.Module, turn: RankStep, place: str = "dense") -> None:
     for index, parameter in enumerate(model.parameters()):
-        parameter.grad = UNIT * integers(*parameter.shape, key=("prior", index, turn.rank, turn.step)).to(turn.device)
+        prior = UNIT * integers(*parameter.shape, key=("prior", index, turn.rank, turn.step)).to(turn.device)
+        parameter.grad = _PLACES[place](prior)
+
+
+def _gradient_set_before(model: nn.Module, turn: RankStep) -> None:
+    _set_gradients(model, turn)
     _ordinary(model, turn)
+
+
+def _gradient_held(model: nn.Module, turn: RankStep, place: str) -> Mapping[str, Any]:
+    _set_gradients(model, turn, place)
+    held = [(name, one, present(one.grad), present(one.grad).detach()) for name, one in model.named_parameters()]
+    _ordinary(model, turn)
+    others = [f"{name}.grad is another tensor behind backward" for name, one, grad, _ in held if one.grad is not grad]
+    stale = [
+        f"the memory that {name}.grad was in does not hold the mean"
+        for name, one, _, memory in held
+        if one.grad is None or not torch.equal(one.grad, memory)
+    ]
+    return {"in_place": others + stale}
 
 
 def _module_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
@@ -306,6 +334,7 @@ USES: Mapping[str, Use] = {
     "tensor_hooks": Use(layers, _tensor_hooks),
     "module_hooks": Use(layers, _module_hooks),
     "gradient_set_before": Use(layers, _gradient_set_before),
+    **{f"gradient_held_{place}": Use(layers, partial(_gradient_held, place=place)) for place in _PLACES},
     "used_twice": Use(Twice, _ordinary),
     "tied": Use(Tied, _ordinary),
     "twins": Use(_Twins, _ordinary),
@@ -346,6 +375,8 @@ def refusable_use(ctx: RankContext) -> None:
 def _run(ctx: RankContext, use: Use) -> None:
     module = moved(with_integer_weights(use.build(), ctx.scenario.seed), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(use.ignored)  # type: ignore[assignment]
+    in_place: dict[str, Any] = {f"step{step}/in_place": [] for step in range(use.num_steps)}
     observe_run(
-        ctx, lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps), refusal=use.refusal
-    )
+        ctx, lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps), must=in_place,
+        refusal=use.refusal,
+    )  # fmt: skip

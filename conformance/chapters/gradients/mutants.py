@@ -140,6 +140,28 @@ def SumsSparse(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
 
 
 @replaces(Reducer, "finalize")
+def ReplacesGradients(reducer: Reducer, finalize: Call) -> None:
+    """BUG: the mean is put into `.grad` as a new tensor, and what the user holds keeps the local gradient."""
+    held = [(member.parameter, member.parameter.grad) for member in reducer.members]
+    before = [None if gradient is None else gradient.clone() for _, gradient in held]
+    finalize()
+    for (parameter, gradient), local in zip(held, before, strict=True):
+        if gradient is not None and local is not None and gradient is parameter.grad and not gradient.is_sparse:
+            parameter.grad = gradient.clone()
+            gradient.copy_(local)
+
+
+@replaces(Reducer, "finalize")
+def PacksGradients(reducer: Reducer, finalize: Call) -> None:
+    """BUG: a gradient that lies otherwise than its parameter is packed anew."""
+    finalize()
+    for member in reducer.members:
+        gradient = member.parameter.grad
+        if gradient is not None and gradient.layout == torch.strided and not gradient.is_contiguous():
+            member.parameter.grad = torch.empty_like(member.parameter).copy_(gradient)
+
+
+@replaces(Reducer, "finalize")
 def MakesDense(reducer: Reducer, finalize: Call) -> None:
     """BUG: a sparse gradient becomes dense."""
     finalize()

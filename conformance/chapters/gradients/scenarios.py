@@ -172,6 +172,9 @@ def _autograd_uses() -> Iterator[Scenario]:
         for use in uses:
             program = "refusable_use" if USES[use].refusal else "autograd_use"
             yield from _grid(requirement, dashed(use), program, 2, ways, ENDS_SOON, arguments={"use": use})
+    held = each("use", [use for use in USES if use.startswith("gradient_held")])
+    in_place = (PLAIN.at(2, 3), EACH_ALONE, UNUSED, STATIC, Variant("batched", {"batched_grad_copy": True}))
+    yield from _grid("GRAD-48", "", "autograd_use", 2, held, in_place, ENDS_SOON)
 
 
 #: What a wrapped module is changed under.
