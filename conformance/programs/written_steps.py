@@ -1,6 +1,7 @@
 """Runs steps that a program writes itself, and observes their facts, or a refusal."""
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -97,3 +98,20 @@ def observe_or_refused(
         ctx.observe(name, facts if error is None else error)
     else:
         ctx.observe(name, facts, must=AnyOf(demanded, refusal))
+
+
+def in_a_thread(function: Callable[[], None]) -> None:
+    """Call `function` in a thread of its own, wait for its end, and raise what it raised."""
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -11,6 +11,7 @@ from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Collective
 from conformance.programs import RankContext, program, rank_step
+from conformance.programs.written_steps import in_a_thread
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
@@ -23,6 +24,8 @@ KINDS: Mapping[str, bool] = {
     "after_inner": False,  # both inside, after an inner `no_sync` was left
     "after_exception": True,  # both outside, after a `no_sync` was left by an exception
     "after_empty": True,  # both outside, after a `no_sync` with nothing in it
+    "local_in_thread": False,  # forward and backward in another thread, inside `no_sync` of this one
+    "sync_in_thread": True,  # in another thread, outside
     "local_by_rank": False,  # as `local`, rank + 1 times
 }
 
@@ -134,6 +137,12 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
                 raise Interrupted
         except Interrupted:
             own_step.backward(_forward(model, own_step, micro, branches))
+    elif kind == "local_in_thread":
+        with ctx.no_sync(model):
+            inside.append(_synchronises(model))
+            in_a_thread(lambda: own_step.backward(_forward(model, own_step, micro, branches)))
+    elif kind == "sync_in_thread":
+        in_a_thread(lambda: own_step.backward(_forward(model, own_step, micro, branches)))
     else:
         with ctx.no_sync(model):
             inside.append(_synchronises(model))

@@ -1,6 +1,7 @@
 """Mutants of chapter accumulation: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,17 @@ from ddp_impl.reducer.reduction import Reduction
 def ReducesInsideNoSync(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
     """BUG: `no_sync` does nothing; every backward averages what has been accumulated."""
     yield
+
+
+@replaces(TorchDDP, "forward")
+def KeepsNoSyncToItsThread(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: `no_sync` is a setting of the thread that enters it, and forwards in another thread synchronise."""
+    synchronises = ddp.require_backward_grad_sync
+    ddp.require_backward_grad_sync = synchronises or threading.current_thread() is not threading.main_thread()
+    try:
+        return forward(*inputs, **kwargs)
+    finally:
+        ddp.require_backward_grad_sync = synchronises
 
 
 class GathersInsideNoSync(ActsAfterBackward):

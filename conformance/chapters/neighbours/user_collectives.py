@@ -1,8 +1,6 @@
 """What users communicate beside a DDP, by place: each is what some training in the world does."""
 
-import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.chapters.neighbours.towers import WIDTH
+from conformance.programs.written_steps import in_a_thread
 
 
 class _Sum(torch.autograd.Function):
@@ -112,7 +111,7 @@ class User:
         elif self._place == "tensor_hook" and rows.requires_grad:
             rows.register_hook(lambda _: self.reduce())
         elif self._place == "thread" and rows.requires_grad:
-            rows.register_hook(lambda _: _in_a_thread(self.reduce))
+            rows.register_hook(lambda _: in_a_thread(self.reduce))
         return rows
 
     def loss(self, output: Tensor) -> Tensor:
@@ -157,22 +156,6 @@ IN_BACKWARD = (
 #: Hooks of a layer: a rank that skips the layer does not communicate there.
 OF_A_LAYER = ("parameter_hook", "module_hook", "post_accumulate")
 PLACES = ("forward", "before_backward", "across_backward", "after_backward", "average", "thread", *IN_BACKWARD)
-
-
-def _in_a_thread(function: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-    thread = threading.Thread(target=partial(_keep_error, function, errors))
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _keep_error(function: Callable[[], None], errors: list[BaseException]) -> None:
-    try:
-        function()
-    except BaseException as error:
-        errors.append(error)
 
 
 def rows_for(as_many_as_a_bucket: bool) -> int:
