@@ -84,6 +84,8 @@ def surroundings() -> Surroundings:
         "environment": dict(os.environ),
         "thread": _threads(),
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
+        # Within a block that its caller has left by an exception, torch executes no collective any more.
+        "open coalescing blocks": len(dist.distributed_c10d._world.pg_coalesce_state),
         PROCESSES: _children(),
         "open file": _files(),
         "callback at exit": {str(number): "" for number in range(atexit._ncallbacks())},

@@ -89,14 +89,17 @@ def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs:
     }
     if cell.operation in calls:
         return calls[cell.operation]()
-    with dist._coalescing_manager(group, async_ops=cell.lifetime != "sync") as manager:  # type: ignore[attr-defined]
-        for number, output in enumerate(outputs):
-            if cell.operation == "all_reduce_coalesced":
-                dist.all_reduce(output, op, group=group)
-            elif cell.operation == "all_gather_single_coalesced":
-                gather_single(output, inputs[number], group=group)
-            else:
-                scatter_single(output, inputs[number], op, group=group)
+    try:
+        with dist._coalescing_manager(group, async_ops=cell.lifetime != "sync") as manager:  # type: ignore[attr-defined]
+            for number, output in enumerate(outputs):
+                if cell.operation == "all_reduce_coalesced":
+                    dist.all_reduce(output, op, group=group)
+                elif cell.operation == "all_gather_single_coalesced":
+                    gather_single(output, inputs[number], group=group)
+                else:
+                    scatter_single(output, inputs[number], op, group=group)
+    finally:  # torch 2.13 keeps what was in a block that raised, and executes no later call of the group
+        dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
     return list(manager.works)
 
 
