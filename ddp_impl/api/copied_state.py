@@ -32,9 +32,9 @@ def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class BufferLayouts:
-    """The buffers that were compared last: their memory, and their description by name."""
+    """The buffers that were compared last: their memory, None if none were, and their description by name."""
 
-    parts: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+    parts: tuple[tuple[torch.Size, torch.dtype], ...] | None = None
     words: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -45,6 +45,8 @@ class BufferLayouts:
 
     def changed_to(self, other: BufferLayouts) -> str:
         """Return the first buffer that is another than before, and how."""
+        if self.parts is None:
+            return "none were compared before"
         before, now = self.words, other.words
         names = (name for name in {**before, **now} if before.get(name) != now.get(name))
         return next((f"'{name}' was {before.get(name)} and is {now.get(name)}" for name in names), "their order is new")
@@ -178,7 +180,7 @@ class CopiedState(TorchSurface):
         """
         before, company = self._buffer_layouts, self.reducer.peers.company
         with self.reducer.between_backwards(f"the other ranks' buffers, because here {before.changed_to(layouts)}"):
-            if not company.run and not before.parts:  # without `init_sync`: all ranks are here, for the first time
+            if not company.run and before.parts is None:  # without `init_sync`: all ranks are here, for the first time
                 company.run = agree_on_run(self.process_group, self.device)
             timeout = timeout_of(self.process_group, self.device)
             told = self.reducer.peers.compare_buffers(json.dumps(layouts.words), timeout)

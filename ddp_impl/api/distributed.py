@@ -230,7 +230,7 @@ class DistributedDataParallel(JoinedWrapper):
                     self._options,
                     forward_sync_buffers=self.forward_sync_buffers,
                 )
-        self._peers.publish_init_sync(init_sync)
+        self._peers.publish_init_sync(init_sync, has_buffers=self._has_buffers)
         self._has_checked_init_sync = init_sync  # verify_replicas checks it
         if init_sync:
             with self._peers.awaiting("construction", "the other ranks' modules"):
@@ -305,11 +305,14 @@ class DistributedDataParallel(JoinedWrapper):
         if not self._lazy_init_ran:
             self._lazy_init()
         synchronise = self._synchronises
-        if synchronise and not self._has_checked_init_sync:  # they may have waited for this rank since construction
+        compares_first = synchronise and not self._has_checked_init_sync
+        if compares_first:  # they may have waited for this rank since construction
             self._has_checked_init_sync = True
             self._peers.refuse_unlike(compares=False)
         if synchronise and self._watch.check(allow_removed=self.reducer.ranks_may_differ):
             self._has_buffers = bool(self.modules_buffers or self._buffer_layouts.parts)
+        if compares_first and not self._has_buffers and self._buffer_hook is None:  # where others may have some
+            self._has_buffers = self._peers.any_has_buffers()
         if torch.is_grad_enabled() and not synchronise:  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
         if self._join_config.enable:

@@ -99,14 +99,14 @@ class Peers:
             self.company.has_failed = False
         self.company.wrappers.add(self)
 
-    def publish_init_sync(self, compares: bool) -> None:
+    def publish_init_sync(self, compares: bool, *, has_buffers: bool = False) -> None:
         """Publish this rank's `init_sync`: a rank without it takes no part in the comparison of modules.
 
         Raises `ReplicaMismatchError` where a rank gave up before any compared: then none does.
         """
         if size_of(self.group) > 1:
             self._write(f"compares {compares}", rank_in(self.group))
-            self._write(f"{rank_in(self.group)} is there", compares)
+            self._write(f"{rank_in(self.group)} is there", has_buffers)
             if compares and not self._are_compared(otherwise=True):
                 self.refuse_unlike(compares)
 
@@ -151,6 +151,15 @@ class Peers:
                 f"rank {rank_in(self.group)} and {not compares} on rank {other}: one would wait for a comparison in "
                 "which the other takes no part. Give every rank the same"
             )
+
+    def any_has_buffers(self) -> bool:
+        """Return whether a rank had buffers when it was constructed, as far as its word is there already."""
+        store = self._store()
+        with contextlib.suppress(Exception):
+            return store is not None and any(
+                self._value_of(store, f"{rank} is there") for rank in range(size_of(self.group))
+            )
+        return False
 
     def compare_buffers(self, mine: str, timeout: timedelta) -> list[str] | None:
         """Leave `mine`, this rank's buffers, as some have changed; return what all ranks left, or `UNCHANGED`, by rank.
