@@ -409,7 +409,7 @@ def _judge(
     if not request.quiet:
         say("Starting ranks ...", err=True)
     histories = Histories(kept=request.keep_histories)
-    with interrupted_once("; the report will hold the results so far"):
+    with interrupted_once("; the report will hold the results so far") as ignore_signals:
         with ProgressBar(console, scenarios, catalogue.statements, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:
@@ -446,6 +446,7 @@ def _judge(
             report = replace(report, environment={**report.environment, "sources": sources})
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
+        ignore_signals()  # what is written now is the report of all
         if not report.scenarios and (folder / "report.json").exists():
             console.print(f"No scenario had ended; the report in {folder} is that of an earlier run.")
             return EXIT_INTERRUPTED

@@ -120,11 +120,11 @@ def run(
         return most_hangs is None or nothing_but_hangs(judged.values()) < most_hangs
 
     lent = nullcontext(zygote) if zygote or controller else closing(ZygoteProcess(None, preload))
-    with (
-        lent as shared,
-        nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=shared) as ranks,
-    ):
-        try:
+    try:
+        with (
+            lent as shared,
+            nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=shared) as ranks,
+        ):
             if subject.is_ddp:
                 probe(subject, chosen[0].world_size, ranks, backend.source or backend.name)
             if shared is not None:
@@ -132,8 +132,8 @@ def run(
             num_lanes = 1 if controller else min(jobs, len(batches))
             work = lane if num_lanes > 1 else partial(judge, ranks)
             in_lanes(work, (map(begin, batch) for batch in batches), num_lanes, take)
-        except KeyboardInterrupt:
-            interrupted = True  # what is known so far is worth a report
+    except KeyboardInterrupt:
+        interrupted = len(judged) < len(chosen)  # what is known so far is worth a report
     return Report.of(
         [judged[place] for place in sorted(judged)],
         load_catalogue(),

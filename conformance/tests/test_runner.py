@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ import conformance.run.attempt
 import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
+from conformance.cli.interrupt import interrupted_once
 from conformance.errors import BackendError, ReplicaError, ScenarioError, SubjectError, present
 from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
@@ -359,6 +362,27 @@ def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:
     assert [outcome.id for outcome in report.scenarios] == ["gradients/GRAD-01/first"]
     assert not report.complete
     assert not report.is_green
+
+
+def test_ctrl_c_while_ranks_end_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(PretendedRanks):
+        def __enter__(self) -> "Ending":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "Controller", lambda *_, **__: Ending())
+    report = runner.run([scenario("a"), scenario("b")], MINE, GLOO, native=False, zygote=mock.Mock())
+    assert [one.subject.verdict for one in report.scenarios] == [Verdict.PASS] * 2
+    assert not report.interrupted
+
+
+def test_a_signal_while_the_report_is_written_is_ignored() -> None:
+    with interrupted_once() as ignore_signals:
+        ignore_signals()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
 
 
 def test_fail_fast_stops_where_a_verdict_depends_on_what_ran_before() -> None:
