@@ -141,7 +141,7 @@ def _right_or_refused(
 def _broken(ctx: RankContext, group: Any) -> str:
     """Return what is wrong with a sum over the group, wrong values or an error, as a clause."""
     try:
-        return wrong_sum(group, ctx.device)
+        return wrong_sum(group, ctx.device, timedelta(seconds=ctx.scenario.deadline_s))
     except Exception as error:
         return f"all_reduce raised {type(error).__name__}: {shorten(str(error))}"
 

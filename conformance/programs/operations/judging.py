@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 
 import torch
@@ -356,9 +357,17 @@ def _element(flat: Tensor, index: int) -> str:
     return f"{value.item()}"
 
 
-def wrong_sum(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return what is wrong with a sum over the group, as a clause; empty if nothing is. All its ranks must call it."""
+def wrong_sum(group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None) -> str:
+    """Return what is wrong with a sum over the group, as a clause; empty if nothing is. All its ranks must call it.
+
+    The call has a `timeout` of its own where the group's is short on purpose: a rank may wait for a processor.
+    """
     tensor = torch.full((3,), float(group.rank() + 1), device=device)
-    dist.all_reduce(tensor, group=group)
+    if timeout is None:
+        dist.all_reduce(tensor, group=group)
+    else:
+        options = dist.AllreduceOptions()
+        options.timeout = timeout
+        group.allreduce([tensor], options).wait()
     expected = float(sum(range(1, group.size() + 1)))
     return "" if tensor.tolist() == [expected] * 3 else f"the sum is {tensor.tolist()}, expected {expected:g} thrice"
