@@ -24,10 +24,12 @@ FOR_DDPS = frozenset({
 })  # fmt: skip
 #: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
 CAPABILITIES = FOR_DDPS | {
-    "abort", "any_source", "bitwise", "bool", "complex128", "float8", "in_place", "int16", "int8",
+    "abort", "any_source", "bitwise", "bool", "complex128", "float8", "gather_single", "in_place", "int16", "int8",
     "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reduce",
     "set_timeout", "single_coalesced", "tags", "timeouts", "uint8", "unordered_groups",
 }  # fmt: skip
+#: Those that the installed torch gives no backend, whatever it declares.
+UNKNOWN_TO_TORCH = frozenset(name for name in ("gather_single",) if not hasattr(ProcessGroup, name))
 
 BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",

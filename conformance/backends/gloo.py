@@ -24,7 +24,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 GLOO = Backend(
     name="gloo",
     device_type="cpu",
-    capabilities=CAPABILITIES - {"abort", "float8", "int16", "premul_sum", "streams"},
+    capabilities=CAPABILITIES - {"abort", "float8", "gather_single", "int16", "premul_sum", "streams"},
     max_world_size=lambda: None,
     unavailable=lambda: "" if dist.is_gloo_available() else "this torch was built without gloo",
     device=lambda rank: "cpu",

@@ -12,8 +12,8 @@ from conformance.recorder.recorded_group import as_process_group
 
 RELAYED = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "_allgather_base",
-    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
-    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "gather_single",
+    "scatter", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "send", "recv",
     "recv_anysource", "barrier", "monitored_barrier",
 )  # fmt: skip

@@ -34,6 +34,7 @@ _COLLECTIVES: dict[str, tuple[str, int]] = {
     "allgather_into_tensor_coalesced": ("all_gather_into_tensor_coalesced", 1),
     "all_gather_single_coalesced": ("all_gather_into_tensor_coalesced", 1),
     "gather": ("gather", 1),
+    "gather_single": ("gather_single", 1),
     "scatter": ("scatter", 0),
     "reduce_scatter": ("reduce_scatter", 1),
     "_reduce_scatter_base": ("reduce_scatter_tensor", 1),

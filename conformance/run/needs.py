@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.backends.backend import CAPABILITIES, UNKNOWN_TO_TORCH, Backend
 from conformance.models.catalogue import get_fixture
+from conformance.run.environment import package_version
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import Subject, capabilities_of
@@ -34,6 +35,8 @@ def lacks_of(scenario: Scenario) -> frozenset[str]:
 
 def why_unsupported(scenario: Scenario, subject: Subject, backend: Backend) -> str:
     """Return why `subject` cannot be put through `scenario` over `backend`; empty if it can."""
+    if unknown := sorted((needs_of(scenario) | lacks_of(scenario)) & UNKNOWN_TO_TORCH):
+        return f"torch {package_version('torch')} has no {', '.join(unknown)}"
     limit = backend.max_world_size()
     if limit is not None and scenario.world_size > limit:
         return f"backend {backend.name} serves at most {limit} rank(s) here"

@@ -22,7 +22,7 @@ FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "supports_bitwise_reductions": frozenset({"bitwise"}),
         "supports_coalescing": frozenset({"single_coalesced"}),
-        "supports_gather_single": frozenset(),
+        "supports_gather_single": frozenset({"gather_single"}),
         "supports_dropped_p2p_work": frozenset(),
         "supports_cuda_graph_barrier": frozenset(),
         "supports_collectives_timing": frozenset(),

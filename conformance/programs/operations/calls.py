@@ -78,6 +78,9 @@ def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs:
         "reduce_scatter": lambda: dist.reduce_scatter(outputs[0], inputs, op, **how),
         "reduce_scatter_single": lambda: scatter_single(outputs[0], inputs[0], op, **how),
         "gather": lambda: dist.gather(inputs[0], outputs if place.is_root else None, group_dst=root, **how),
+        "gather_single": lambda: named(dist, "gather_single")(
+            inputs[0], outputs[0] if place.is_root else None, group_dst=root, **how
+        ),
         "scatter": lambda: dist.scatter(outputs[0], inputs if place.is_root else None, group_src=root, **how),
         "all_to_all": lambda: dist.all_to_all(outputs, inputs, **how),
         "all_to_all_single": lambda: dist.all_to_all_single(outputs[0], inputs[0], **how),
@@ -132,6 +135,11 @@ def _method(
         ),
         "gather": lambda: owner.gather(
             [outputs] if place.is_root else [], inputs, options(c10d.GatherOptions, rootRank=root)
+        ),
+        "gather_single": lambda: owner.gather_single(
+            outputs[0] if place.is_root else inputs[0].new_empty(0),
+            inputs[0],
+            options(c10d.GatherOptions, rootRank=root),
         ),
         "scatter": lambda: owner.scatter(
             outputs, [inputs] if place.is_root else [], options(c10d.ScatterOptions, rootRank=root)

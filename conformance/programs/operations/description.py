@@ -176,9 +176,15 @@ _ALL = (
 )  # fmt: skip
 
 _BARRIER = Operation("barrier", lambda _: (), lambda _: (), holds=True)
+_GATHER_SINGLE = Operation(
+    "gather_single", _mine, _at_root(_joined(_from_each)), "gather_single", rooted=True, single=True
+)
 
-#: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too.
+#: Every operation on tensors by its name, that of torch's public function if there is one; `CALLED` has barrier, too,
+#: and what not every supported torch has.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})
 REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
 COPYING = tuple(name for name in OPERATIONS if name not in REDUCING)
-CALLED: Mapping[str, Operation] = MappingProxyType({**OPERATIONS, _BARRIER.name: _BARRIER})
+CALLED: Mapping[str, Operation] = MappingProxyType(
+    {**OPERATIONS, **{one.name: one for one in (_BARRIER, _GATHER_SINGLE)}}
+)

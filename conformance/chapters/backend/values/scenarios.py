@@ -23,7 +23,9 @@ _OF_OPERATIONS = {
     "VAL-11": ("all_to_all",),
     "VAL-12": ("all_to_all_single", "all_to_all_uneven"),
 }
-_OF_ROOTED = {"VAL-03": "broadcast", "VAL-04": "reduce", "VAL-09": "gather", "VAL-10": "scatter"}
+_OF_ROOTED = {
+    "VAL-03": "broadcast", "VAL-04": "reduce", "VAL-09": "gather", "VAL-10": "scatter", "VAL-21": "gather_single",
+}  # fmt: skip
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -52,6 +54,14 @@ def scenarios() -> Iterator[Scenario]:
             lists = arguments(operation=operation) | Variant(needs=needs)
             yield from _grid(requirement, "unlike-parts", "unlike_parts", world_size, lists)
         yield from _grid("VAL-12", "one-sided-splits", "one_sided_splits", world_size, needs=("all_to_all",))
+    axes = {
+        "path": ("public", "group"),
+        "lifetime": LIFETIMES[:2],
+        "reads": ("contiguous", "offset-1"),
+        "numel": (0, 5000),
+    }
+    singles = every_cell(["gather_single"], (*FLOATS, *INTEGERS, "bool"), root=1, data="bits", **axes)
+    yield from _grid.cells("VAL-21", singles, 3, slug="bits")
     yield from _side_effects()
     yield from _many()
     bits = every_cell(COPYING, (*FLOATS, *INTEGERS, "bool"), numel=300, data="bits", root=1)
