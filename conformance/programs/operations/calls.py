@@ -232,6 +232,8 @@ def wait_tensors(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that functional collectives returned, once they are complete."""
     from torch.distributed import _functional_collectives as functional
 
+    if len(outputs) > 1 and (wait := getattr(functional, "wait_tensors", None)):  # from torch 2.15 on
+        return list(wait(list(outputs)))
     return [functional.wait_tensor(output) for output in outputs]
 
 
