@@ -19,7 +19,7 @@ KINDS = (
     "buffer", "number",
 )  # fmt: skip
 #: Kinds in which ranks must agree with each other to some ulp of the stored dtype, however coarse the tolerance is.
-_REPLICATED = ("gradient", "parameter", "optimizer state", "buffer")
+REPLICATED = ("gradient", "parameter", "optimizer state", "buffer")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Comparison:
     limits: dict[Key, Tensor] = field(default_factory=dict)
     wrong: dict[Key, tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
     excused: Counter[str] = field(default_factory=Counter)  # quantities that differ, by the declared reason
-    used: dict[str, float] = field(default_factory=dict)  # the largest share of a tolerance, by kind
     rounding: int = 0  # elements of parameters whose gradient is rounding
 
     @property
@@ -83,10 +82,8 @@ def compare(
             noise[name] = noise.get(name, torch.zeros_like(present)) | (present & (want.abs() <= limit / FACTOR))
         elif key.kind == "parameter" and name in noise and noise[name].shape == limit.shape:
             found.limits[key] = limit = limit.masked_fill(noise[name], math.inf)
-        shares = [_share_of(limit, value, want) for value in got]
-        finite = [share for share in shares if share < math.inf]
-        found.used[key.kind] = max([found.used.get(key.kind, 0.0), *finite])
-        if all(share <= 1 for share in shares) and not _replicas_differ(key, got, some.dtype, largest(raw)):
+        alike = all(_within(limit, value, want) for value in got)
+        if alike and not _replicas_differ(key, got, some.dtype, largest(raw)):
             continue
         reason = next((why for pattern, why in exempt.items() if fnmatch(key.name, pattern)), None)
         if reason is None:
@@ -111,18 +108,17 @@ def wrong_data(whole: Sequence[Counter[int]], ranks: Sequence[Sequence[Counter[i
     return ""
 
 
-def _share_of(limit: Tensor, value: Tensor, want: Tensor) -> float:
-    """Return the largest difference as a share of its tolerance; infinite for another shape or a NaN in one of both."""
+def _within(limit: Tensor, value: Tensor, want: Tensor) -> bool:
+    """Whether a value is within its tolerance: not in another shape, nor where one of both is NaN."""
     if value.shape != want.shape or bool((value.isnan() != want.isnan()).any()):
-        return math.inf
+        return False
     difference = (value - want).abs()
-    ratio = torch.where(difference == 0, 0.0, difference / limit).nan_to_num(nan=0.0, posinf=math.inf)
-    return largest(ratio)
+    return bool((difference.isnan() | (difference <= limit)).all())
 
 
 def _replicas_differ(key: Key, got: Sequence[Tensor], dtype: torch.dtype, size: float) -> bool:
     """Whether replicas differ by more than rounding: in bfloat16 the tolerance may hide a missing average."""
-    if key.kind not in _REPLICATED or not dtype.is_floating_point or not got:
+    if key.kind not in REPLICATED or not dtype.is_floating_point or not got:
         return False
     slack = FACTOR * torch.finfo(dtype).eps * max(size, largest(got[0]))
     return any(value.shape != got[0].shape or largest(value - got[0]) > slack for value in got[1:])

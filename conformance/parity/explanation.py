@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.parity.comparison import KINDS, Comparison
+from conformance.parity.comparison import KINDS, REPLICATED, Comparison
 from conformance.parity.guards import listed
 from conformance.parity.record import Run
 from conformance.parity.tensors import Key, Part, Value
 
-_TENSORS = ("gradient", "parameter", "buffer", "optimizer state")  # the other kinds are single numbers
 _SAME = 1e-5  # replicas that are this close, relative to their norm, are one value to the reader
 _TINY = 1e-300
 #: How far weights and factors may be off and still be called equal: of exact data, and where the precision is coarse.
@@ -37,7 +36,7 @@ def explain(found: Comparison, base: Run, runs: Sequence[Run], alone: Sequence[R
     step, kind = first_difference(found)
     keys = [key for key in found.wrong if key[:2] == (step, kind)]
     when = f"Step {step + 1}{' (earlier steps agree)' if step else ''}, {kind}"
-    if kind not in _TENSORS:
+    if kind not in REPLICATED:  # a single number
         return f"{when}, {_numbers(found, keys[0], base)}"
     peers = [key for key in found.limits if key[:2] == (step, kind)]
     later = ""

@@ -48,7 +48,6 @@ class Report:
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()  # those of `notes` that excuse a difference
-    used: Mapping[str, float] | None = None  # the largest share of a tolerance, by kind of quantity
 
     def __str__(self) -> str:
         return "\n".join([*self.findings, *(f"  note: {note}" for note in (*self.notes, *self.declared))])
@@ -137,7 +136,7 @@ def examine(
         findings += [sentence, write_program(training, wrap, ranks, sentence, reference.base, where)]
     findings += vacuous(found, reference)
     declared = _declared(found, reference, local_batchnorm)
-    return Report(tuple(findings), (*notes, *_notes(found, reference.base)), declared, found.used)
+    return Report(tuple(findings), (*notes, *_notes(found, reference.base)), declared)
 
 
 def _check_options(ranks: int, steps: int, shares: int) -> None:
