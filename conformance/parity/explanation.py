@@ -4,8 +4,10 @@ The best witness is a fit: what the ranks have, and what one process has, as wei
 process gets from each share alone.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,8 +19,8 @@ from conformance.parity.tensors import Key, Part, Value
 
 _SAME = 1e-5  # replicas that are this close, relative to their norm, are one value to the reader
 _TINY = 1e-300
-#: How far weights and factors may be off and still be called equal: of exact data, and where the precision is coarse.
-_LEAST_SLACK, _MOST_SLACK = 1e-6, 0.2
+#: How far off equal weights and factors may be: of exact data, and in bfloat16, whose tolerance is wider than that.
+_LEAST_SLACK, _MOST_SLACK = 1e-6, 2.0**-6
 _DIGITS = 2.0**-7  # of each element: rounded to bfloat16 on the ranks, and as their sum
 _ANSWERS = ("scatter", "alltoall", "all_to_all")  # in the names of collectives of a gather's backward
 
@@ -45,15 +47,18 @@ def explain(found: Comparison, base: Run, runs: Sequence[Run], alone: Sequence[R
         keys, peers = ([key for key in these if base.used_by.get(key.name) == users[0]] for these in (keys, peers))
         when += f" used by {users[0]}"
         later = listed(user for user in users if user != users[0])
-    some = f"{len(keys)} of {len(peers)} ({listed(key.name for key in keys)})"
-    said = [f"{when}: {some if len(keys) < len(peers) else f'all {len(keys)}'} differ from one process."]
+    names = listed(key.name for key in keys)
+    some = f"{len(keys)} of {len(peers)} ({names}) differ" if len(keys) < len(peers) else f"all {len(keys)} differ"
+    said = [f"{when}: {some if len(peers) > 1 else f'{names} differs'} from one process."]
     if unlike := [key.name for key in keys if _begun_unlike([run.start.get(key.name) for run in runs])]:
         said.append(f"The ranks began with different values of {listed(unlike)}.")
-    said.append(_difference(found, keys, base, alone if kind == "gradient" else ()).cause())
+    said.append(_difference(found, keys, base, alone if kind in ("gradient", "buffer") else ()).cause())
+    if kind == "parameter" and any(key.name in base.trained for key in keys):
+        said.append("Their gradients agree: the optimizer's step differs, or what follows it.")
     also = {"gradient": ("buffer",), "parameter": ("buffer", "optimizer state")}.get(kind, ())
     for other in also:
-        if names := [key.name for key in found.wrong if key[:2] == (step, other)]:
-            said.append(f"The {other} differs too: {listed(names)}.")
+        if unlike := [key.name for key in found.wrong if key[:2] == (step, other)]:
+            said.append(f"The {other} differs too: {listed(unlike)}.")
     if later:
         said.append(f"Gradients used later differ, too: by {later}.")
     if kind == "gradient":
@@ -70,6 +75,7 @@ class _Difference:
     shares: list[Tensor]
     slack: float
     base: Run
+    kind: str
 
     def cause(self) -> str:
         """Name the simplest relation between what the ranks have and what one process has."""
@@ -78,32 +84,44 @@ class _Difference:
         return self._unlike_replicas() or self._constant_factor() or self._weighted_shares()
 
     def _near(self, one: Tensor, other: Tensor) -> bool:
-        return _norm(one - other) <= self.slack * max(_norm(self.want), _norm(other))
+        return _norm(one - other) <= self._close * max(_norm(self.want), _norm(other))
 
-    def _factor(self, of: Tensor) -> float:
-        return float(of @ self.want) / max(_norm(self.want) ** 2, _TINY)
-
-    @property
+    @cached_property
     def _mean(self) -> Tensor:
         return torch.stack(self.got).mean(0)
 
+    @cached_property
+    def _theirs(self) -> tuple[list[float], float]:
+        """The fit of one process's gradient; none where there are so few elements that anything fits."""
+        fits = self.kind == "gradient" and len(self.want) > len(self.shares) > 0
+        return _fit(self.want, self.shares) if fits else ([], 1.0)
+
+    @cached_property
+    def _close(self) -> float:
+        """How far off a factor may be: the fit shows how exact gradients are."""
+        return max(_LEAST_SLACK, min(self.slack, 4 * self._theirs[1]))
+
     def _unlike_replicas(self) -> str:
-        if all(_norm(value - self.got[0]) <= _SAME * _norm(self.got[0]) for value in self.got):
+        alike = [[rank for rank, value in enumerate(self.got) if _same(value, other)] for other in self.got]
+        if len(alike[0]) == len(self.got):
             return ""
         if len(self.shares) == len(self.got) and all(map(self._near, self.got, self.shares)):
-            return "Not averaged: every rank has the gradient of its own share."
-        said = "Replicas disagree."
+            return f"Not averaged: every rank has the {self.kind} of its own share."
+        groups = "; ".join(dict.fromkeys(str(ranks)[1:-1] for ranks in alike if len(ranks) > 1))
+        disagree = f"Replicas disagree (alike are {groups})" if groups else "Replicas disagree"
+        said = f"{disagree}."
         if right := [str(rank) for rank, value in enumerate(self.got) if self._near(value, self.want)]:
             said += f" Rank {', '.join(right)} agrees with one process."
-        factors = [self._factor(value) for value in self.got]
-        if all(self._near(value, factor * self.want) for value, factor in zip(self.got, factors, strict=True)):
-            return f"{said} By rank {', '.join(f'{factor:.4g}' for factor in factors)} times one process."
+        for base, name in ((self.want, "one process"), (self.got[0], "rank 0: each scales the average by itself")):
+            factors = [_factor(value, base) for value in self.got]
+            if all(self._near(value, factor * base) for value, factor in zip(self.got, factors, strict=True)):
+                return f"{said} By rank {', '.join(f'{factor:.4g}' for factor in factors)} times {name}."
         if self._near(self._mean, self.want):
-            return "Replicas disagree, but their mean is right: averaged in part, or before the last backward."
+            return f"{disagree}, but their mean is right: averaged in part, or before the last backward."
         return said
 
     def _constant_factor(self) -> str:
-        factor = self._factor(self._mean)
+        factor = _factor(self._mean, self.want)
         if not self._near(self._mean, factor * self.want):
             return ""
         if self._near(self._mean, self.want):
@@ -119,32 +137,37 @@ class _Difference:
         )
 
     def _weighted_shares(self) -> str:
+        theirs, theirs_left = self._theirs
+        ours, ours_left = _fit(self._mean, self.shares) if theirs else ([], 1.0)
+        if max(ours_left, theirs_left) <= self.slack:
+            weights = f"{_spelt(ours)} of the shares' gradients, one process {_spelt(theirs)}"
+            most = max(map(abs, ours))
+            if missing := [str(rank) for rank, weight in enumerate(ours) if abs(weight) <= self.slack * most]:
+                return f"The share of rank {', '.join(missing)} is missing ({weights})."
+            if max(ours) - min(ours) <= self.slack * most and abs(sum(theirs) - 1) <= self.slack:
+                said = "A mean of the ranks' means, though their shares weigh differently (tokens, samples?)"
+                return f"{said}: {weights}."
+            return f"Each share is scaled by itself before the average (clipped or weighted by rank): {weights}."
         digits = _DIGITS * self.want.abs() + _LEAST_SLACK * self.want.abs().max()
-        rounded = self._rounded() if bool(((self._mean - self.want).abs() <= digits).all()) else ""
-        if not self.shares:
-            norms = f"Replicas agree; their norm is {_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}."
-            return rounded or norms
-        (ours, ours_left), (theirs, theirs_left) = _fit(self._mean, self.shares), _fit(self.want, self.shares)
-        weights = f"{_spelt(ours)} of the shares' gradients, one process {_spelt(theirs)}"
-        if rounded and ours_left > self.slack:
-            return rounded
-        if theirs_left > self.slack:
-            said = "In one process samples of different ranks act on each other, on the ranks they do not"
-            if layers := listed(self.base.batch_norms):
-                remedy = "use SyncBatchNorm, or declare local_batchnorm"
-                return f"{said}: {layers} takes each rank's own statistics ({remedy})."
+        if bool(((self._mean - self.want).abs() <= digits).all()):
+            return self._rounded()
+        if not theirs:
+            norms = f"{_norm(self._mean):.4g}, one process's {_norm(self.want):.4g}"
+            return f"Replicas agree; their norm is {norms}, the difference's {_norm(self._mean - self.want):.2g}."
+        if theirs_left <= self.slack:
             return (
-                f"{said}; or a share's labels or noise are not those of its rows in the whole batch; or a part of the "
-                "loss is no mean over samples, as a penalty on weights is none; or gradients are changed before ranks "
-                "average them, as by clipping."
+                "No weighted sum of the shares' gradients: other data, or each tensor is changed by itself, or a part"
+                " of the loss has another divisor than the rest."
             )
-        if ours_left > self.slack:
-            return "No weighted sum of the shares' gradients: other data, or each tensor is changed by itself."
-        if missing := [str(rank) for rank, weight in enumerate(ours) if abs(weight) <= self.slack]:
-            return f"The share of rank {', '.join(missing)} is missing ({weights})."
-        if max(ours) - min(ours) <= self.slack and abs(sum(theirs) - 1) <= self.slack:
-            return f"A mean of the ranks' means, though their shares weigh differently (tokens, samples?): {weights}."
-        return f"Each share is scaled by itself before the average (clipped or weighted by rank): {weights}."
+        said = "In one process samples of different ranks act on each other, on the ranks they do not"
+        if layers := listed(self.base.batch_norms):
+            remedy = "use SyncBatchNorm, or declare local_batchnorm"
+            return f"{said}: {layers} takes each rank's own statistics ({remedy})."
+        return (
+            f"{said}; or a share's labels or noise are not those of its rows in the whole batch; or a part of the "
+            "loss is no mean over samples, as a penalty on weights is none; or gradients are changed before ranks "
+            "average them, as by clipping."
+        )
 
 
 def _difference(found: Comparison, keys: Sequence[Key], base: Run, alone: Sequence[Run]) -> _Difference:
@@ -157,20 +180,25 @@ def _difference(found: Comparison, keys: Sequence[Key], base: Run, alone: Sequen
     own = lambda run, key: value if isinstance(value := run.seen.get(key), Tensor) else torch.zeros_like(wants[key])  # noqa: E731
     want = _flat([*wants.values()])
     shares = [_flat([own(run, key) for key in wants]) for run in alone]
+    got = [_flat([values[at] for _, values in pairs.values()]) for at in range(most)]
     slack = max(_LEAST_SLACK, min(_MOST_SLACK, limit / max(_norm(want), _TINY)))
-    return _Difference(want, [_flat([got[at] for _, got in pairs.values()]) for at in range(most)], shares, slack, base)
+    return _Difference(want, got, shares, slack, base, keys[0].kind)
 
 
 def _numbers(found: Comparison, key: Key, base: Run) -> str:
     """Return a line about a quantity that is a single number."""
     got = found.seen.get(key, [])
     values, first = ", ".join(f"rank {rank} {_number(value)}" for rank, value in enumerate(got)), found.wrong[key][1][0]
+    want, named = found.expected.get(key), ""
     if key.kind == "number":
         values += f" (mean {_number(first)})"
+        factor = float(first / want) if isinstance(want, Tensor) else math.nan
+        if said := _named(factor, len(got), base.backwards):
+            named = f" The mean is {factor:.4g} times that{said}."
     elif key.kind == "gradient factor":
-        named = _named(float(first), len(got), base.backwards)
-        values += f" times one process (each gradient alone is within its tolerance){named}"
-    return f"{key.name}: {values}; one process {_number(found.expected.get(key))}."
+        said = _named(float(first), len(got), base.backwards)
+        values += f" times one process (each gradient alone is within its tolerance){said}"
+    return f"{key.name}: {values}; one process {_number(want)}.{named}"
 
 
 def _traffic(first: Run, base: Run) -> str:
@@ -188,6 +216,7 @@ def _named(factor: float, ranks: int, backwards: int) -> str:
     names = {
         ranks: "the world size (summed instead of averaged, or the loss is multiplied by it)",
         1 / ranks: "one over the world size (divided twice, or a mean of sums, or only one rank gives something)",
+        ranks**-0.5: "one over the root of the world size (clipped by a norm that counts each replica)",
         -1: "the sign",
     }
     if backwards > 1:
@@ -210,6 +239,14 @@ def _fit(target: Tensor, shares: Sequence[Tensor]) -> tuple[list[float], float]:
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.float64), *(tensor.double().reshape(-1) for tensor in tensors)])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return _norm(one - other) <= _SAME * _norm(other)
+
+
+def _factor(of: Tensor, base: Tensor) -> float:
+    return float(of @ base) / max(_norm(base) ** 2, _TINY)
 
 
 def _norm(tensor: Tensor) -> float:

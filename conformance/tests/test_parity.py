@@ -23,8 +23,11 @@ from conformance import parity as door
 from conformance.cli import main
 from conformance.errors import ConformanceError, present
 from conformance.parity import DifferenceError, VacuityError, examine, parity
+from conformance.parity.comparison import Comparison
+from conformance.parity.explanation import explain
 from conformance.parity.launch import RankError, on_ranks
-from conformance.parity.tensors import Part, assemble
+from conformance.parity.record import Run
+from conformance.parity.tensors import Key, Part, assemble
 from conformance.parity.wrappers import Wrap
 
 MISTAKES = load()
@@ -228,6 +231,51 @@ def test_ranks_that_wait_hang_and_ranks_that_compute_do_not() -> None:
         on_ranks(lambda rank: dist.barrier() if rank else None, 2, idle_s=0.5, total_s=100)
 
 
+#: Weights of the gradients of two shares: on each rank, and in one process; what is said of them.
+WEIGHTS: list[tuple[list[tuple[float, float]], tuple[float, float], str]] = [
+    ([(0.5, 0.5)] * 2, (0.57, 0.43), "mean of the ranks' means.*0.5 : 0.5 of the shares' gradients, one process 0.57"),
+    ([(0.024, 0.017)] * 2, (0.026, 0.026), "Each share is scaled by itself before the average"),
+    ([(1e-8, 2e-8)] * 2, (2e-8, 2e-8), "Each share is scaled by itself before the average"),
+    ([(1.0, 0.0)] * 2, (0.5, 0.5), "The share of rank 1 is missing"),
+    ([(2**-1.5, 2**-1.5)] * 2, (0.5, 0.5), "0.707. times one process: one over the root of the world size .*counts"),
+    ([(0.5, 0.25), (1.0, 0.5)], (0.5, 0.5), "Replicas disagree. By rank 1, 2 times rank 0: each scales the average"),
+    ([(1.0, 0.0)] * 2 + [(0.0, 1.0)] * 2, (0.5, 0.5), "disagree .alike are 0, 1; 2, 3., but their mean is right"),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002], ids=["exact", "coarse"])
+@pytest.mark.parametrize(("ours", "theirs", "said"), WEIGHTS, ids=[said[:40] for _, _, said in WEIGHTS])
+def test_weights_of_shares_are_named_however_coarse_the_tolerance(
+    ours: list[tuple[float, float]], theirs: tuple[float, float], said: str, noise: float
+) -> None:
+    key, random = Key(0, "gradient", "weight"), torch.Generator().manual_seed(0)
+    one, other, rounding = torch.randn(3, 400, dtype=torch.float64, generator=random)
+    want, *got = (left * one + right * other for left, right in [theirs, *ours])
+    want += noise * want.norm() / rounding.norm() * rounding
+    limits = {key: torch.full_like(want, 100 * noise * float(want.abs().max()))}
+    shares = [Run(seen={key: share}) for share in (one, other)]
+    found = Comparison({key: want}, {key: [*got]}, limits, {key: (want, got)})
+    assert re.search(said, explain(found, Run(), [Run() for _ in got], shares))
+
+
+def test_what_differs_besides_gradients_is_named() -> None:
+    one, other = torch.ones(4, dtype=torch.float64), torch.arange(4.0, dtype=torch.float64)
+
+    def said(kind: str, want: torch.Tensor, *got: torch.Tensor) -> str:
+        key, mean = Key(0, kind, "it"), torch.stack(got).mean(0)
+        wrong = want, [mean] if kind == "number" else [*got]
+        found = Comparison({key: want}, {key: [*got]}, {key: 0 * want}, {key: wrong})
+        alone = [Run(seen={key: value}) for value in (one, other)]
+        return explain(found, Run(trained={"it": None}), [Run() for _ in got], alone)
+
+    own = "it differs from one process. Not averaged: every rank has the buffer of its own share."
+    assert said("buffer", one + other, one, other) == f"Step 1, buffer: {own}"
+    turned, half = one * torch.tensor([1, -1, 1, -1]), one[0] / 2
+    optimizer = "norm is 2, one process's 2, the difference's 2.8. Their gradients agree: the optimizer's step differs"
+    assert optimizer in said("parameter", one, turned, turned)
+    assert "one process 1. The mean is 0.5 times that: one over the world size" in said("number", one[0], half, half)
+
+
 def test_a_difference_that_is_declared_is_counted() -> None:
     one = MISTAKES["moving average begins by rank"].of(True)
     report = parity(**one, exempt={"average:*": "each rank keeps its own"})
@@ -351,7 +399,7 @@ def test_imaginary_parts_are_compared() -> None:
         gradient.real = real / dist.get_world_size()
 
     said = str(examine(Spectrum, make_batch, models.step_of(between=average), wrap=models.by_hand))
-    assert "Step 1, gradient: all 1 differ from one process. Replicas disagree, but their mean is right" in said
+    assert "Step 1, gradient: weight differs from one process. Replicas disagree, but their mean is right" in said
 
 
 def test_factors_by_rank_are_named_though_their_mean_is_right() -> None:
