@@ -162,19 +162,23 @@ def _run(
 
 
 def _results(ranks: Sequence[_Rank], done: int, idle_s: float, total_s: float) -> list[Any]:
-    began = progressed = time.monotonic()
-    raised_at, ticks = None, 0
+    began = last = time.monotonic()
+    idle, raised_at, ticks = 0.0, None, 0
     while True:
+        now = time.monotonic()
+        runnable, used = _processor_time({rank.pid for rank in ranks})
+        idle += min(now - last, 2 * _POLL_S)  # a busy machine stops this process, too
+        if runnable or used >= ticks + _TICKS_OF_WORK:
+            idle = 0.0
+        last, ticks = now, used
+        dead = [rank for rank in ranks if rank.status]
+        # Looked for last: a rank that was idle a moment ago may have finished.
         missing = [rank for rank in ranks if not rank.file("result").exists()]
         if not missing:
             return [pickle.loads(rank.file("result").read_bytes()) for rank in ranks]
-        ended, now = [rank for rank in missing if rank.status], time.monotonic()
+        ended = [rank for rank in missing if rank in dead]
         raised_at = raised_at or (now if ended else None)
-        runnable, used = _processor_time({rank.pid for rank in ranks})
-        if runnable or used >= ticks + _TICKS_OF_WORK:
-            progressed = now
-        ticks = used
-        hung = now > progressed + idle_s or now > began + total_s
+        hung = idle > idle_s or now > began + total_s
         if len(ended) == len(missing) or hung or (raised_at and now > raised_at + _GRACE_S):
             break
         if select.select([done], [], [], _POLL_S)[0]:

@@ -1,12 +1,14 @@
 """`parity` finds mistakes of trainings, accepts their correct twins, and refuses what it cannot compare."""
 
 import importlib
+import itertools
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from conformance import parity as door
 from conformance.cli import main
 from conformance.errors import ConformanceError, present
-from conformance.parity import DifferenceError, VacuityError, examine, parity
+from conformance.parity import DifferenceError, VacuityError, examine, launch, parity
 from conformance.parity.comparison import Comparison
 from conformance.parity.explanation import explain
 from conformance.parity.launch import RankError, on_ranks
@@ -229,6 +231,13 @@ def test_ranks_that_wait_hang_and_ranks_that_compute_do_not() -> None:
     assert min(on_ranks(compute, 2, idle_s=0.5, total_s=100)) >= 1
     with pytest.raises(RankError, match=r"rank 1 waits in barrier, called from test_parity.py, line"):
         on_ranks(lambda rank: dist.barrier() if rank else None, 2, idle_s=0.5, total_s=100)
+
+
+def test_ranks_are_not_accused_where_the_process_that_watches_them_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=1000.0)
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(launch, "_processor_time", lambda sessions: (False, 0))
+    assert on_ranks(lambda rank: rank, 2, idle_s=100, total_s=1e7) == [0, 1]
 
 
 #: Weights of the gradients of two shares: on each rank, and in one process; what is said of them.
