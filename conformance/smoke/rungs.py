@@ -210,13 +210,6 @@ COLLECTIVES: tuple[Rung, ...] = (
         capability="gather_scatter",
     ),
     Rung(
-        "gather single",
-        "the root collects one tensor of every rank's",
-        "In gather_single, rank r's tensor goes to place r of the root's, opts.rootRank; the others' output is empty.",
-        _from_every_root("gather_single"),
-        capability="gather_single",
-    ),
-    Rung(
         "send/recv",
         "a rank receives what its neighbour sends",
         "The rank that send and recv take is the peer's; one rank must be able to send and receive at once.",
@@ -285,6 +278,13 @@ COLLECTIVES: tuple[Rung, ...] = (
     _reductions("product", "PRODUCT", dtype="float32", capability="product"),
     _reductions("bitwise", *BITWISE, dtype="int64", capability="bitwise"),
     _reductions("premul_sum", "PREMUL_SUM", dtype="float32", capability="premul_sum"),
+    Rung(
+        "gather single",
+        "the root collects one tensor of every rank's",
+        "In gather_single, rank r's tensor goes to place r of the root's, opts.rootRank; the others' output is empty.",
+        _from_every_root("gather_single"),
+        capability="gather_single",
+    ),
     Rung(
         "async work",
         "several collectives may be in flight, and be waited for in any order",
