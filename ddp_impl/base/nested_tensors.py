@@ -111,28 +111,37 @@ def _stored(item: Any) -> Iterable[Any]:
     return values
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return `value` with `function(tensor)` for every tensor in its lists, tuples, dictionaries and dataclasses."""
+def map_tensors(
+    function: Callable[[Tensor], Tensor], value: Any, copies: dict[int, tuple[Any, Any]] | None = None
+) -> Any:
+    """Return `value` with `function(tensor)` for every tensor in its lists, tuples, dictionaries and dataclasses.
+
+    `copies` has, by identity, the containers that were seen with their copies: one may contain itself.
+    """
     if isinstance(value, Tensor):
         return function(value)
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)][1]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)._make(map_tensors(function, item) for item in value)  # type: ignore[attr-defined]
-    if isinstance(value, tuple) or type(value) is list:
-        return type(value)(map_tensors(function, item) for item in value)
+        return type(value)._make(map_tensors(function, item, copies) for item in value)  # type: ignore[attr-defined]
+    if isinstance(value, tuple):
+        return type(value)(map_tensors(function, item, copies) for item in value)
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
     if not (is_record or isinstance(value, (list, dict))):
         return value
     # It may have attributes, and its constructor may take anything: it is copied, and its contents replaced.
     replaced: Any = copy.copy(value)
+    copies[id(value)] = value, replaced
     if isinstance(value, list):
-        replaced[:] = [map_tensors(function, item) for item in value]
+        replaced[:] = [map_tensors(function, item, copies) for item in value]
     elif isinstance(value, dict):
         for key, item in value.items():
-            replaced[key] = map_tensors(function, item)
+            replaced[key] = map_tensors(function, item, copies)
     else:
         for field in dataclasses.fields(value):  # a frozen one, too; and `replace` would run its __init__ again
             if hasattr(value, field.name):  # what is not set stays so
-                object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name)))
+                object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name), copies))
     return replaced
 
 

@@ -108,6 +108,17 @@ def test_a_field_that_is_not_set_stays_so() -> None:
     assert vars(cast(Partial(torch.ones(2)), torch.float64)).keys() == {"values"}
 
 
+def test_what_contains_itself_still_does() -> None:
+    inner: dict[str, Any] = {"values": torch.ones(2)}
+    value: list[Any] = [inner, (inner,)]
+    value.append(value)
+    inner["all"] = value
+    replaced = cast(value, torch.float64)
+    assert replaced[2] is replaced is replaced[0]["all"]
+    assert replaced[1][0] is replaced[0] is not inner
+    assert replaced[0]["values"].dtype is torch.float64
+
+
 class Slotted:
     """An object without a dictionary, one of whose attributes is missing."""
 
