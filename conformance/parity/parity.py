@@ -30,6 +30,11 @@ from conformance.parity.wrappers import Wrap, wrapper
 _PATIENCE, _LEAST_PATIENCE_S = 4.0, 1.0
 #: One process has no reference: it hangs after so many seconds. Ranks that compute for ever end after `_TOTAL` times.
 _REFERENCE_IDLE_S, _REFERENCE_TOTAL_S, _TOTAL = 30.0, 600.0, 100.0
+#: Of torch's assertion about a device that its engine does not know.
+_TOO_LATE = (
+    "\nThis process ran a backward before the device was loaded, and torch's engine keeps to the devices of that time:"
+    " import the backend before the first backward, or run `ddp-conformance parity`, a process of its own."
+)
 T = TypeVar("T")
 
 
@@ -167,7 +172,8 @@ def _reference(
         if each is own and training.dtype:
             notes.append(f"runs in its own precision, since not in {training.dtype}: {why_not.splitlines()[-1]}")
         return each, found
-    raise ParityError(f"The training does not run in one process either:\n{why_not}")
+    hint = _TOO_LATE if "device_ready_queues_" in why_not else ""
+    raise ParityError(f"The training does not run in one process either:\n{why_not}{hint}")
 
 
 def _on_one(function: Callable[[], T], under: Backend) -> T:

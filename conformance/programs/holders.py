@@ -14,6 +14,7 @@ def holder_of(thing: object, besides: Iterable[object] = ()) -> str:
 
     It is the nearest attribute of a class or a module, else the kind of the object farthest up that was reached.
     """
+    gc.unfreeze()  # referrers are not looked for among what was frozen, such as classes that were imported before
     ours = {id(one) for one in besides}
     level: list[Any] = [thing]
     seen = {id(thing), id(level), *ours}

@@ -222,13 +222,13 @@ class GivesUpHiddenGradients(FindUnused):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
     def await_forecast(self) -> None:
-        with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self._give_up):
+        with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self.give_up):
             super().await_forecast()
 
     def certain_in_order(self, forecast: Answer) -> Sequence[bool]:
         return forecast.certain
 
-    def _give_up(self, certain: Sequence[bool]) -> None:
+    def give_up(self, certain: Sequence[bool]) -> None:
         absent = [index for index, is_certain in enumerate(certain) if not is_certain]
         self.reduction.iteration.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
