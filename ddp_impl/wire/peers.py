@@ -140,8 +140,8 @@ class Peers:
             gone = None if store is None else self._value_of(store, "gave up")
         if gone is not None:
             raise ReplicaMismatchError(
-                f"[rank {rank_in(self.group)}] rank {gone[0]} cannot wrap its module, and no other rank without it: "
-                f"{gone[1]}"
+                f"[rank {rank_in(self.group)}] no rank can wrap its module, because rank {gone[0]} raised in "
+                f"construction: {gone[1]}"
             )
         if other is not None:
             if not compares:
@@ -249,7 +249,7 @@ class Peers:
         except BaseException as error:
             self.raised(phase, error, error.__traceback__)
             if size_of(self.group) > 1:
-                self._write("gave up", [rank_in(self.group), str(error)[:_MAX_CHARACTERS]])
+                self._write("gave up", [rank_in(self.group), f"{type(error).__name__}: {error}"[:_MAX_CHARACTERS]])
                 self._write(f"{rank_in(self.group)} is there", value=False)
                 self._give_up()
             raise
