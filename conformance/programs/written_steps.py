@@ -100,7 +100,7 @@ def observe_or_refused(
         ctx.observe(name, facts, must=AnyOf(demanded, refusal))
 
 
-def in_a_thread(function: Callable[[], None]) -> None:
+def in_a_thread(function: Callable[[], object]) -> None:
     """Call `function` in a thread of its own, wait for its end, and raise what it raised."""
     errors: list[BaseException] = []
 

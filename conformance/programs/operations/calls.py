@@ -1,6 +1,7 @@
 """Issues an operation by each of `cell.PATHS`: torch's function, a method of the group or backend, a functional one."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,18 +93,28 @@ def _public(cell: Cell, group: Any, place: Place, inputs: list[Tensor], outputs:
     }
     if cell.operation in calls:
         return calls[cell.operation]()
-    try:
-        with dist._coalescing_manager(group, async_ops=cell.lifetime != "sync") as manager:  # type: ignore[attr-defined]
-            for number, output in enumerate(outputs):
-                if cell.operation == "all_reduce_coalesced":
-                    dist.all_reduce(output, op, group=group)
-                elif cell.operation == "all_gather_single_coalesced":
-                    gather_single(output, inputs[number], group=group)
-                else:
-                    scatter_single(output, inputs[number], op, group=group)
-    finally:  # torch 2.13 keeps what was in a block that raised, and executes no later call of the group
-        dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
+    with coalescing(group, async_ops=cell.lifetime != "sync") as manager:
+        for number, output in enumerate(outputs):
+            if cell.operation == "all_reduce_coalesced":
+                dist.all_reduce(output, op, group=group)
+            elif cell.operation == "all_gather_single_coalesced":
+                gather_single(output, inputs[number], group=group)
+            else:
+                scatter_single(output, inputs[number], op, group=group)
     return list(manager.works)
+
+
+@contextlib.contextmanager
+def coalescing(group: Any, *, async_ops: bool = False) -> Iterator[Any]:
+    """Return torch's block of coalesced collectives, which is over also where it raises.
+
+    torch 2.13 keeps the calls of a block that raised, and executes no later call of the group.
+    """
+    try:
+        with dist._coalescing_manager(group, async_ops=async_ops) as manager:  # type: ignore[attr-defined]
+            yield manager
+    finally:
+        dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
 
 
 def _method(

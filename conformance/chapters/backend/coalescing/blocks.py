@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, first_wrong, judged, unlike
-from conformance.programs.operations.calls import named
+from conformance.programs.operations.calls import coalescing, named
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
@@ -56,13 +56,11 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
 
     def raising() -> str:
         try:
-            with dist._coalescing_manager(group):  # type: ignore[attr-defined]
+            with coalescing(group):
                 dist.all_reduce(ones(), group=group)
                 raise KeyError("of the caller")
         except KeyError:
             return ""
-        finally:  # torch 2.13 keeps what was in a block that raised; who wants to go on must take it out
-            dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
 
     def block(tensor: Tensor) -> None:
         with dist._coalescing_manager(group):  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """Mutants of chapter layouts: backends that mind how long a tensor is, or how it lies in memory."""
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,7 @@ from conformance.mutants.spoilt import (
     spoils,
     with_reduction,
 )
+from conformance.programs.written_steps import in_a_thread
 
 
 class Careful(Relay):
@@ -288,19 +288,7 @@ def divides_by_splits(group: Any, call: Any, output: Any, sent: Any, received: A
 def writes_through_autograd(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: the result is written by another thread, which does not know the caller's modes."""
     work = finished(call(tensors, *options))
-    errors: list[Exception] = []
-
-    def write() -> None:
-        try:
-            tensors[0].mul_(1)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    in_a_thread(lambda: tensors[0].mul_(1))
     return work
 
 
