@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from conformance.errors import certain, present
 from conformance.observation import ENDINGS, PLAIN, Raised, Unmeasured
@@ -207,10 +207,16 @@ class RankContext:
             listener.entered(phase, step, self._sync)
 
 
+def _is_sharded(value: object) -> bool:
+    """Whether `value` is a DTensor; a process that has none need not import them, which takes a second."""
+    of_torch = sys.modules.get("torch.distributed.tensor")
+    return of_torch is not None and isinstance(value, of_torch.DTensor)
+
+
 def _snapshot(value: Any) -> Any:
     if type(value) in PLAIN:
         return value
-    if isinstance(value, DTensor):
+    if _is_sharded(value):
         value = value.full_tensor()
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)

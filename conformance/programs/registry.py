@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -81,22 +81,32 @@ def program_without_truth(name: str, **settings: Any) -> Callable[[Body], Progra
     return register
 
 
-@cache  # ranks and controller ask for a program in every scenario; walking the folders takes a millisecond
 def load_programs() -> Mapping[str, Program]:
     """Import every module that may register programs, and return the programs by name, later ones included."""
-    for package in PACKAGES:
-        _import_all(package)
+    while _unimported():
+        _import_next()
     return _PROGRAMS
 
 
-def _import_all(package: str) -> None:
+def _import_next() -> None:
+    importlib.import_module(_unimported()[-1])
+    _unimported().pop()  # afterwards: one that cannot be imported raises each time
+
+
+@cache
+def _unimported() -> list[str]:
+    """Return the modules that may register programs and have not been imported here, shared ones last."""
+    return [name for package in reversed(PACKAGES) for name in _modules_of(package)]
+
+
+def _modules_of(package: str) -> Iterator[str]:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if module.name.rpartition(".")[2] in _NO_PROGRAMS:
             continue
         if module.ispkg:
-            _import_all(module.name)
+            yield from _modules_of(module.name)
         else:
-            importlib.import_module(module.name)
+            yield module.name
 
 
 def preloads_of(scenarios: Iterable[Scenario]) -> tuple[str, ...]:
@@ -106,8 +116,12 @@ def preloads_of(scenarios: Iterable[Scenario]) -> tuple[str, ...]:
 
 
 def get_program(name: str) -> Program:
-    """Return the program called `name`; raises `ScenarioError`, which suggests similar names."""
-    programs = load_programs()
-    if name not in programs:
-        raise ScenarioError(f"unknown program {name!r}{hint(name, programs)}")
-    return programs[name]
+    """Return the program called `name`; raises `ScenarioError`, which suggests similar names.
+
+    Imports modules until one has registered it: a command that runs a few scenarios need not import what all need.
+    """
+    while name not in _PROGRAMS:
+        if not _unimported():
+            raise ScenarioError(f"unknown program {name!r}{hint(name, _PROGRAMS)}")
+        _import_next()
+    return _PROGRAMS[name]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
-from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.errors import present
 from conformance.truth.asking import asking
@@ -351,8 +351,10 @@ class PlainDDP(nn.Module, Joinable):
         if self._optimizers_are_ours:
             return
         self._optimizers_are_ours = True
+        if (of_torch := sys.modules.get("torch.distributed.optim.apply_optimizer_in_backward")) is None:
+            return  # nobody has called it
         for parameter in self._averaged.values():
-            for handle in param_to_optim_hook_handle_map.get(parameter, ()):
+            for handle in of_torch.param_to_optim_hook_handle_map.get(parameter, ()):
                 handle.remove()
 
     def _register_fused_optim(
