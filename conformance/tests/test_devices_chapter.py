@@ -1,4 +1,4 @@
-"""ddp_impl on the simulated device: the cheapest scenario of each requirement about devices; all of them at night."""
+"""ddp_impl on the simulated device: the cheapest scenario of each requirement about devices, a third of them by day."""
 
 from collections.abc import Iterator
 
@@ -18,6 +18,8 @@ from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 CHEAPEST = one_per_requirement(in_profile("gpu", load_scenarios(), load_catalogue()))
+#: Every run takes each third one; the nightly job takes them all.
+BY_DAY = CHEAPEST[::3]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,10 @@ def runner(zygote: ZygoteProcess) -> Iterator[ScenarioRunner]:
 
 
 @pytest.mark.timeout(1800)  # of the first on a machine: the device is compiled
-@pytest.mark.parametrize("scenario", CHEAPEST, ids=lambda scenario: scenario.id)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(one, id=one.id, marks=() if one in BY_DAY else pytest.mark.nightly) for one in CHEAPEST],
+)
 def test_ddp_impl_keeps_what_is_promised_on_a_device(runner: ScenarioRunner, scenario: Scenario) -> None:
     result = runner.run(scenario).subject
     assert result.verdict is Verdict.PASS, result.summary

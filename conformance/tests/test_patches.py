@@ -10,6 +10,7 @@ import pickle
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,8 @@ def nodes(source: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(source)))
 
 
-def private_names() -> set[str]:
+@cache
+def private_names() -> frozenset[str]:
     """Return what `ddp_impl` alone calls with one underscore before it: no name of torch's class."""
     known = {node.attr for node in nodes(inspect.getsource(TorchDDP)) if isinstance(node, ast.Attribute)}
     found = set[str]()
@@ -210,7 +212,7 @@ def private_names() -> set[str]:
                 found.add(node.name)
             elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
-    return {name for name in found - known - set(dir(TorchDDP)) if re.match("_[^_]", name)}
+    return frozenset(name for name in found - known - set(dir(TorchDDP)) if re.match("_[^_]", name))
 
 
 def patched_names(source: str) -> Iterator[str]:

@@ -56,6 +56,7 @@ def test_ranks_with_other_kernels_conform(ranks: Controller, scenario_id: str) -
     assert result.verdict is Verdict.PASS, result.findings
 
 
+@pytest.mark.nightly
 def test_the_kernels_are_others(ranks: Controller) -> None:
     """Without this the test above could not fail."""
     differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(loop.run(ranks.expect, scenario(one))))]

@@ -96,6 +96,7 @@ def test_an_operation_makes_its_tensor_on_the_device_that_it_names() -> None:
     assert run(_MADE).stdout.split() == ["sim:1", "sim:1"]
 
 
+@pytest.mark.nightly
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))
     assert done.stdout.split() == ["6", "True", "True"], done.stderr

@@ -129,7 +129,8 @@ for group in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("alone", [False, True])
 def test_a_name_taken_away_takes_its_feature_or_refuses_the_import(alone: bool) -> None:
     needed = names.needed()
     features = {name: feature for feature, listed in needed.items() for name in listed if feature != "averaging"}

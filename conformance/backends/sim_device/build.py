@@ -71,7 +71,7 @@ def _compile(path: Path) -> None:
     os.close(handle)
     libraries = cpp_extension.library_paths()[0]
     command = [
-        compiler(), "-std=c++20", "-O1", "-shared", "-fPIC", "-w", str(SOURCE), "-o", unfinished,
+        compiler(), "-std=c++20", "-O0", "-shared", "-fPIC", "-w", str(SOURCE), "-o", unfinished,
         f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-I{folder}" for folder in cpp_extension.include_paths()), f"-I{sysconfig.get_path('include')}",
         f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{libraries}",
