@@ -4,6 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 from unittest import mock
 
@@ -154,6 +155,17 @@ def NoSyncDropsGradients(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs
 @replaces(Reducer, "forward_was_local")
 def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterable[Tensor]) -> None:
     """BUG: any backward sets off the reduction that a synchronised forward has armed, a local one, too."""
+
+
+@replaces(Ours, "forward")
+def OverlooksLocalRecords(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: a local forward that returns a dataclass goes unnoticed: its backward sets off the reduction that is due."""
+    local: list[Any] = []
+    with mock.patch.object(ddp.reducer, "forward_was_local", local.append):
+        output = forward(*inputs, **kwargs)
+    for outputs in () if is_dataclass(output) else local:
+        ddp.reducer.forward_was_local(outputs)
+    return output
 
 
 @replaces(Reducer, "forward_was_local")

@@ -1,6 +1,6 @@
 """Scenarios of chapter accumulation: `no_sync`, from its plain use to unusual ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from conformance.chapters.accumulation.changed_outputs import BACKWARDS, OUTPUTS
 from conformance.chapters.grid import Axis, Grid, Worlds
@@ -108,18 +108,20 @@ def _schedules() -> Iterator[Scenario]:
 
 def _in_between() -> Iterator[Scenario]:
     """Local backwards between a synchronised forward and its backward, and after a backward that failed."""
-    for how in ACTIONS["no_sync"]:
+    for turn, how in enumerate(ACTIONS["no_sync"]):
+        containers = ("dict", "dataclass", "tuple") * 2
         for forward in ("plain", "eval_mode"):
             actions = (Action("forward", forward), Action("no_sync", how), Action("backward", "together"))
-            yield from _composed(f"in-between-{how}-{forward}", (2, 3), *actions)
-        yield from _composed(f"after-failure-{how}", 2, Action("fail", "backward"), Action("no_sync", how))
+            yield from _composed(f"in-between-{how}-{forward}", (2, 3), containers[turn % 3 :], *actions)
+        # A loss of two outputs, which no dataclass holds here, reaches one of them before the failure.
+        failing = (Action("fail", "backward"), Action("no_sync", how))
+        yield from _composed(f"after-failure-{how}", 2, ("dict", "tuple", "dict"), *failing)
 
 
-def _composed(slug: str, worlds: Worlds, *actions: Action) -> Iterator[Scenario]:
-    for way in _VARIANTS:
+def _composed(slug: str, worlds: Worlds, containers: Sequence[str], *actions: Action) -> Iterator[Scenario]:
+    for way, container in zip(_VARIANTS, containers, strict=False):
         last = Block(when="even_forwards" if way is UNUSED else "always")
-        # A loss of two outputs reaches one of them before the failure.
-        training = Training((last, Block()), output="dict", actions=actions).to_json()
+        training = Training((last, Block()), output=container, actions=actions).to_json()
         # A DDP may refuse, and every rank may raise before anything is sent.
         silent = ENDS_SOON | fields(min_collectives=0)
         yield from _grid("ACCUM-12", dashed(slug), "composed", worlds, way, silent, arguments=training)
