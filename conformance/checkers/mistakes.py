@@ -61,7 +61,8 @@ MISTAKES = {
         "Reduce neither ignored parameters nor gradients of a forward under `no_sync`, wherever its backward runs.",
     ),
     "sign-of-zero": Mistake(
-        "The sign of a zero is lost.", "Do not begin a sum with a zero where every rank has a gradient."
+        "The sign of a zero is lost.",
+        "Begin no sum with a zero where every rank has a gradient, and add none to what forward returns.",
     ),
     "off-by-rounding": Mistake("Values are off by rounding only.", "Divide where the requirement says, and once."),
     "zeros": Mistake("Values are zero where they must not be.", "Wait for the reduction, and copy its result back."),

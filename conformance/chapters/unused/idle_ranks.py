@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.tensors import a_copy, tensors_in
 
 WIDTH = 4
 
@@ -56,8 +57,15 @@ class Layers(nn.Module):
         return shapes[returns]() if returns in shapes else hidden
 
 
+def _inputs(turn: RankStep, micro: int = 0) -> Tensor:
+    """Return rows that begin with a zero whose sign an idle rank's output keeps."""
+    inputs = turn.inputs(3, WIDTH, micro=micro)
+    inputs[0, 0] = -0.0
+    return inputs
+
+
 def _learnt_input(turn: RankStep, micro: int = 0) -> Tensor:
-    return turn.inputs(3, WIDTH, micro=micro).requires_grad_()
+    return _inputs(turn, micro).requires_grad_()
 
 
 def _outer_head(turn: RankStep, hidden: Tensor) -> Tensor:
@@ -75,16 +83,16 @@ def _learnt(model: Any, turn: RankStep, idle: bool, returns: str = "doubled") ->
 
 
 def _outer(model: Any, turn: RankStep, idle: bool, returns: str = "doubled") -> None:
-    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns=returns)))
+    turn.backward(_outer_head(turn, _forward(model, turn, _inputs(turn), idle=idle, returns=returns)))
 
 
 def _own_head(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(turn.loss(model.module.head(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle))))
+    turn.backward(turn.loss(model.module.head(_forward(model, turn, _inputs(turn), idle=idle))))
 
 
 def _as(returns: str) -> Callable[[Any, RankStep, bool], None]:
     def use(model: Any, turn: RankStep, idle: bool) -> None:
-        output = _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns=returns)
+        output = _forward(model, turn, _inputs(turn), idle=idle, returns=returns)
         if returns == "dict":
             hidden = output["deep"][0]["hidden"]
         else:
@@ -95,11 +103,11 @@ def _as(returns: str) -> Callable[[Any, RankStep, bool], None]:
 
 
 def _complex(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(turn.loss(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns="complex")))
+    turn.backward(turn.loss(_forward(model, turn, _inputs(turn), idle=idle, returns="complex")))
 
 
 def _in_place(model: Any, turn: RankStep, idle: bool) -> None:
-    hidden = _forward(model, turn, turn.inputs(3, WIDTH), idle=idle)
+    hidden = _forward(model, turn, _inputs(turn), idle=idle)
     hidden += 1
     turn.backward(_outer_head(turn, hidden))
 
@@ -167,16 +175,24 @@ USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
 }
 
 
-def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
+def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], Mapping[str, Any]]:
     use, plan = USES[scenario.arguments["use"]], scenario.arguments["idle"]
-    return lambda model, turn: use(model, turn, turn.rank in plan[turn.step])
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        returned: list[Tensor] = []
+        noting = model.register_forward_hook(lambda *called: returned.extend(map(a_copy, tensors_in(called[-1]))))
+        use(model, turn, turn.rank in plan[turn.step])
+        noting.remove()
+        return {"returned": returned}
+
+    return step
 
 
-@program("idle_ranks", invariants=("leaves_no_trace",))
+@program("idle_ranks", invariants=("leaves_no_trace",), speaks_for={"step*/returned": ("CONS-21",)})
 def idle_ranks(ctx: RankContext) -> None:
     """Train; in step k the ranks in `idle[k]` use no parameter, in the way that argument `use` names. All ranks run it.
 
-    Observes `step<k>/grad/<name>`.
+    Observes `step<k>/grad/<name>` and `step<k>/returned`, the tensors that forwards returned.
     """
     module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
     plan: Sequence[Any] = ctx.arguments["idle"]

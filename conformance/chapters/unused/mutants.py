@@ -12,6 +12,7 @@ from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.autograd.marks import Anchor
 from ddp_impl.base.errors import ReductionError
+from ddp_impl.base.nested_tensors import map_tensors
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.module.parameter_watch import ParameterWatch
 from ddp_impl.reducer.expectations import AllUsed, FindUnused
@@ -192,3 +193,18 @@ def SaysNothingOfLateGradients(reducer: Reducer, take_gradient: Call, index: int
 def TiesRealOutputs(anchor: Anchor, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
     """BUG: a complex output of a forward that used no parameter asks for no gradient."""
     return tie(output, [tensor for tensor in tensors if tensor.is_floating_point()])
+
+
+@replaces(Anchor, "tie")
+def AddsZeroToIdleOutputs(anchor: Anchor, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+    """BUG: a zero is added to what a forward without parameters returns, so that -0.0 becomes 0.0."""
+    sums = {id(one): one + torch.zeros_like(one) for one in tensors}
+    return tie(map_tensors(lambda one: sums.get(id(one), one), output), list(sums.values()))
+
+
+@replaces(FindUnused, "tie")
+def LosesIntegersOfIdleRanks(expectation: FindUnused, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+    """BUG: where forward used no parameter, outputs that can have no gradient are lost."""
+    tied = tie(output, tensors)
+    is_idle = tied is not output
+    return map_tensors(lambda one: None if is_idle and not one.is_floating_point() else one, tied)
