@@ -1,12 +1,14 @@
 """Mutants of a DDP that a machine makes, judged on ranks, as `definition.py` judges mutants of the definition.
 
 One zygote forks all ranks; the ranks of a mutant make its mistake before they load the DDP. A mutant meets scenarios of
-profile quick and one of each requirement, if these, traced once, execute its line; then more of their requirements.
+profile quick and one of each requirement, then further ones of their requirements, each if it executes the mutant's
+line: what that is, a run with a trace shows once, before the first mutant meets the scenario.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import time
 from collections import Counter
@@ -42,6 +44,7 @@ _MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 8.0, 2.0
 #: No mistake is made in tests, nor in what runs before ranks do.
 _LEFT_OUT = ("tests", "startup", "__main__")
 _MADE = with_mistake.__module__
+_TRACES = "traces.jsonl"
 
 
 def modules_of(subject: Subject) -> list[ModuleType]:
@@ -60,15 +63,16 @@ class Campaign:
     ) -> None:
         """Begin with the `scenarios`, to be traced, and `further` ones of their requirements; `folder` keeps lines."""
         self.modules = modules_of(subject)
-        names = tuple(module.__name__ for module in self.modules)
-        self._subject, self._traced, self._folder = subject, traced(subject, names), folder
-        self._zygote = ZygoteProcess(None, (_MADE, *names))
+        self._names = tuple(module.__name__ for module in self.modules)
+        self._subject, self._folder = subject, folder
+        self._zygote = ZygoteProcess(None, (_MADE, *self._names))
         self._zygote.await_ready()
         self._ranks = _KnowingRanks(Controller(GLOO, zygote=self._zygote))
         runs = [one for one in (*scenarios, *further) if not why_unsupported(one, subject, GLOO)]
         self._scenarios = {one.id: one for one in runs}
         self._first = [one.id for one in scenarios if one.id in self._scenarios]
-        self._traces: list[Trace] = []
+        self._traces = {one.id: one for one in read(folder / _TRACES, Trace)}
+        self._spent_s = 0.0
         self._kills: Counter[str] = Counter()
         self._passes: dict[str, bool] = {}
         self._equivalents = equivalents(subject.target, self.modules)
@@ -82,26 +86,23 @@ class Campaign:
         self._zygote.close()
 
     def trace(self, say: Callable[[str], None]) -> None:
-        """Trace the lines that each of the first scenarios executes, if it passes and the folder has no trace of it."""
-        file = self._folder / "traces.jsonl"
-        known = {one.id: one for one in read(file, Trace)}
-        for number, id_ in enumerate(self._first):
-            if id_ not in known:
-                begun = time.process_time()
-                result, cpu_s = self._run(self._traced, self._scenarios[id_])
-                lines = take_lines(self._zygote.directory)
-                passes = result.verdict is Result.PASS
-                known[id_] = append(file, Trace(id_, {}, lines if passes else {}, cpu_s + time.process_time() - begun))
-                if not passes:
-                    say(f"not run, for {self._subject.name} itself does not pass it: {id_}: {result.summary}")
-            if number % 50 == 49:
-                say(f"{number + 1:>5}/{len(self._first)}  scenarios traced")
-        place: Counter[str] = Counter()  # within its chapter: neighbours ask alike, so chapters take turns
-        turns: list[tuple[int, str]] = []
-        for id_ in self._first:
-            turns.append((place[id_.partition("/")[0]], id_))
-            place[id_.partition("/")[0]] += 1
-        self._traces = [known[id_] for _, id_ in sorted(turns)]
+        """Trace the lines that each of the first scenarios executes, of which the folder has no trace."""
+        for number, id_ in enumerate(self._first, 1):
+            if not self._trace_of(id_).lines:
+                say(f"not run, for {self._subject.name} itself does not pass it, or executes nothing: {id_}")
+            if number % 50 == 0:
+                say(f"{number:>5}/{len(self._first)}  scenarios traced")
+
+    def _trace_of(self, id_: str) -> Trace:
+        """Return the lines that a scenario executes; none if it does not pass."""
+        if id_ not in self._traces:
+            file = self._folder / f"lines{os.getpid()}"
+            begun_s = self._spent_s
+            result = self._run(traced(self._subject, file, self._names), self._scenarios[id_])
+            lines = take_lines(file)
+            known = Trace(id_, {}, lines if result.verdict is Result.PASS else {}, self._spent_s - begun_s)
+            self._traces[id_] = append(self._folder / _TRACES, known)
+        return self._traces[id_]
 
     def judge_all(self, mistakes: Sequence[Mistake], jobs: int, take: Callable[[Verdict], None]) -> None:
         """Have `take` called with what becomes of each mistake; the folder keeps it, and what it has is known."""
@@ -121,47 +122,64 @@ class Campaign:
 
     def judge(self, mistake: Mistake) -> Verdict:
         """Ask of a mutant what reaches it, until a scenario kills it or the time is over."""
-        reaching = [one for one in self._traces if one.reaches(mistake.module, mistake.lines)]
+        reaching = [id_ for id_ in self._first if self._reaches(mistake, id_)]
         equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
         most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
-        mutant, cpu_s, num_run = with_mistake(self._subject, mistake), 0.0, 0
+        mutant, begun_s, num_run, num_reaching = with_mistake(self._subject, mistake), self._spent_s, 0, len(reaching)
         for id_ in self._in_turn(reaching):
-            begun = time.process_time()
-            result, of_ranks = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
-            cpu_s, num_run = cpu_s + of_ranks + time.process_time() - begun, num_run + 1
-            if result.verdict in CAUGHT and self._is_passed(id_):
-                self._kills[id_] += 1
-                cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
-                return Verdict(
-                    mistake, id_, [cause.sentence, result.summary], num_run, len(reaching), cpu_s, equivalent
-                )
-            if cpu_s > most_s:
+            if self._reaches(mistake, id_):
+                result = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
+                cpu_s, num_run = self._spent_s - begun_s, num_run + 1
+                num_reaching = max(num_reaching, num_run)
+                if result.verdict in CAUGHT and self._is_passed(id_):
+                    self._kills[id_] += 1
+                    cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
+                    facts = [cause.sentence, result.summary]
+                    return Verdict(mistake, id_, facts, num_run, num_reaching, cpu_s, equivalent)
+            if self._spent_s - begun_s > most_s:
                 break
-        return Verdict(mistake, "", [], num_run, len(reaching), cpu_s, equivalent)
+        return Verdict(mistake, "", [], num_run, num_reaching, self._spent_s - begun_s, equivalent)
 
-    def _in_turn(self, reaching: Sequence[Trace]) -> Iterator[str]:
-        """Yield scenarios that reach the line, former killers first; then others of their requirements, or of all."""
-        first = sorted(reaching, key=lambda one: -self._kills[one.id])
-        yield from (one.id for one in first)
-        traced = {one.id for one in self._traces}
-        requirements = {name for one in first or self._traces for name in self._scenarios[one.id].requirements}
-        others = (one for id_, one in self._scenarios.items() if id_ not in traced)
-        num_of: Counter[str] = Counter()
-        turns: list[tuple[int, str]] = []
-        for one in cheapest_first(each for each in others if requirements & set(each.requirements)):
-            turns.append((num_of[one.requirements[0]], one.id))
-            num_of[one.requirements[0]] += 1
-        yield from (id_ for _, id_ in sorted(turns))
+    def _reaches(self, mistake: Mistake, id_: str) -> bool:
+        return self._trace_of(id_).reaches(mistake.module, mistake.lines)
+
+    def _in_turn(self, reaching: Sequence[str]) -> Iterator[str]:
+        """Yield scenarios that reach the line, former killers first; then others of their requirements, or of all.
+
+        Neighbours ask alike: of the first ones chapters take turns, of the others requirements.
+        """
+        yield from sorted(_in_turns(reaching, _chapter_of), key=lambda id_: -self._kills[id_])
+        requirements = {name for id_ in reaching or self._first for name in self._scenarios[id_].requirements}
+        others = [one for one in self._scenarios.values() if one.id not in self._first]
+        asking = cheapest_first(each for each in others if requirements & set(each.requirements))
+        yield from _in_turns([one.id for one in asking], lambda id_: self._scenarios[id_].requirements[0])
 
     def _is_passed(self, id_: str) -> bool:
         if id_ not in self._passes:
-            self._passes[id_] = self._run(self._subject, self._scenarios[id_])[0].verdict is Result.PASS
+            self._passes[id_] = self._run(self._subject, self._scenarios[id_]).verdict is Result.PASS
         return self._passes[id_]
 
-    def _run(self, subject: Subject, scenario: Scenario) -> tuple[ScenarioResult, float]:
+    def _run(self, subject: Subject, scenario: Scenario) -> ScenarioResult:
+        """Return what becomes of a scenario, and add the CPU seconds of ranks and of this process to those spent."""
         runner = ScenarioRunner(subject, GLOO, self._ranks, native=False, first=frozenset())
-        self._ranks.cpu_s = 0.0
-        return runner.run(scenario).subject, self._ranks.cpu_s
+        self._ranks.cpu_s, begun = 0.0, time.process_time()
+        result = runner.run(scenario).subject
+        self._spent_s += self._ranks.cpu_s + time.process_time() - begun
+        return result
+
+
+def _chapter_of(id_: str) -> str:
+    return id_.partition("/")[0]
+
+
+def _in_turns(ids: Sequence[str], kind: Callable[[str], str]) -> list[str]:
+    """Return the ids, the first of each kind first, then the second ones."""
+    num_of: Counter[str] = Counter()
+    turns: list[tuple[int, str]] = []
+    for id_ in ids:
+        turns.append((num_of[kind(id_)], id_))
+        num_of[kind(id_)] += 1
+    return [id_ for _, id_ in sorted(turns)]
 
 
 class _KnowingRanks:

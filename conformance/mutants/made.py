@@ -7,6 +7,7 @@ class, and its processes a mistake in the code below. Each rank serves one subje
 import dataclasses
 import functools
 import importlib
+import json
 import os
 import sys
 import threading
@@ -16,9 +17,6 @@ from typing import Any
 
 from conformance.mutants.mistakes import Mistake, make
 from conformance.subjects.subject import Subject
-from conformance.workers.forked import MARKER
-
-_LINES = "lines"
 
 
 def with_mistake(subject: Subject, mistake: Mistake) -> Subject:
@@ -26,14 +24,13 @@ def with_mistake(subject: Subject, mistake: Mistake) -> Subject:
     return _subject(subject, "mistake", mistake.module, str(mistake.number))
 
 
-def traced(subject: Subject, modules: Sequence[str]) -> Subject:
-    """Return the subject whose ranks write the lines of `modules` that they execute: see `lines_of`."""
-    return _subject(subject, "traced", *modules)
+def traced(subject: Subject, file: Path, modules: Sequence[str]) -> Subject:
+    """Return the subject whose ranks write into `file` the lines of `modules` that they execute: see `take_lines`."""
+    return _subject(subject, "traced", str(file.absolute()), *modules)
 
 
-def take_lines(directory: Path) -> dict[str, list[int]]:
-    """Return the lines by module that ranks of a zygote with this directory have executed since the last call."""
-    file = directory / _LINES
+def take_lines(file: Path) -> dict[str, list[int]]:
+    """Return the lines by module that ranks have written into `file`, which they hold open, since the last call."""
     found: dict[str, set[int]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         module, _, number = line.partition(" ")
@@ -44,20 +41,21 @@ def take_lines(directory: Path) -> dict[str, list[int]]:
 
 
 def _subject(subject: Subject, *words: str) -> Subject:
-    attribute = " ".join((subject.target, *words)).replace(".", "/")  # else it would be looked up part by part
+    attribute = json.dumps((subject.target, *words)).encode().hex()  # what has dots is looked up part by part
     return dataclasses.replace(subject, target=f"{__name__}:{attribute}")
 
 
 def __getattr__(name: str) -> Any:
-    target, *words = name.replace("/", ".").split(" ")
-    if not words:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        target, kind, *words = json.loads(bytes.fromhex(name))
+    except ValueError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     module, _, attribute = target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    if words[0] == "mistake":
-        _make_once(words[1], int(words[2]))
+    if kind == "mistake":
+        _make_once(words[0], int(words[1]))
     else:
-        _trace(tuple(words[1:]))
+        _trace(words[0], tuple(words[1:]))
     return found
 
 
@@ -69,16 +67,16 @@ def _make_once(module: str, number: int) -> None:
 _seen: set[tuple[str, int]] = set()
 
 
-def _trace(modules: tuple[str, ...]) -> None:
+def _trace(file: str, modules: tuple[str, ...]) -> None:
     """Trace this thread and those that it starts, from the next call on; each load of the DDP begins anew."""
     _seen.clear()
-    _begin_tracing(modules)
+    _begin_tracing(file, modules)
 
 
 @functools.cache
-def _begin_tracing(modules: tuple[str, ...]) -> None:
+def _begin_tracing(file: str, modules: tuple[str, ...]) -> None:
     module_of = {importlib.import_module(name).__file__: name for name in modules}
-    out = os.open(Path(os.environ[MARKER], _LINES), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+    out = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 
     def trace(frame: Any, *_: Any) -> Any:
         if (module := module_of.get(frame.f_code.co_filename)) is None:

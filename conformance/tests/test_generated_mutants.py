@@ -13,6 +13,7 @@ from conformance.subjects.subject import Subject, get_subject
 from conformance.suite import load_scenarios
 
 ACCUMULATES, TRAINS = "accumulation/ACCUM-01/local-world2", "gradients/GRAD-01/mlp-world2"
+TRAINS_TOO = "gradients/GRAD-01/mlp-seed1-world2"  # of a requirement that `TRAINS` tests
 SMALL = get_subject("fixtures.small_ddp:SUBJECT")
 
 
@@ -29,8 +30,8 @@ def mistake(function: str, before: str, after: str) -> Mistake:
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    first, further = scenario(TRAINS), scenario(ACCUMULATES)
-    with Campaign(SMALL, tmp_path_factory.mktemp("made"), [first], [first, further]) as one:
+    first, *further = map(scenario, (TRAINS, TRAINS_TOO, ACCUMULATES))
+    with Campaign(SMALL, tmp_path_factory.mktemp("made"), [first], [first, *further]) as one:
         one.trace(lambda text: pytest.fail(text))
         yield one
 
@@ -44,12 +45,13 @@ def test_what_no_scenario_executes_is_asked_of_nobody(campaign: Campaign) -> Non
     verdict = campaign.judge(mistake("DDP.no_sync", "False", "True"))
     assert verdict.is_open
     assert (verdict.num_run, verdict.num_reaching) == (0, 0)
+    assert {TRAINS, TRAINS_TOO} == campaign._traces.keys()
 
 
 def test_a_mistake_that_changes_nothing_survives(campaign: Campaign) -> None:
     verdict = campaign.judge(mistake("DDP._finish", "bool(backward.arrived)", "backward.arrived"))
     assert verdict.is_open
-    assert verdict.num_run == verdict.num_reaching == 1
+    assert verdict.num_run == verdict.num_reaching == 2
 
 
 def test_the_next_mutant_has_no_mistake_of_the_one_before(campaign: Campaign) -> None:
