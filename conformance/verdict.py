@@ -53,8 +53,9 @@ class Finding:
 
 #: Checkers whose failure explains all others, also deaths and hangs.
 _CAUSES = ("same_collectives", "same_until_refused")
-#: Checkers whose failure explains wrong values: an unfinished collective or a race gives any number.
-_EXPLAIN_VALUES = ("no_gradients_in_flight", "nothing_in_flight", "device_is_content")
+#: Checkers whose failure explains wrong values: an unfinished collective or a race gives any number, and what is issued
+#: in error moves them.
+_EXPLAIN_VALUES = ("silent_no_sync", "no_gradients_in_flight", "nothing_in_flight", "device_is_content")
 
 
 def decisive(findings: Iterable[Finding]) -> Verdict:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import Diagnosis, diagnose
 from conformance.checkers.explanation import let_then, ranks, shorten, some
+from conformance.checkers.protocol import is_gradient
 from conformance.observation import Facts, Unmeasured
 from conformance.truth.difference import Difference
 from conformance.truth.expected import Satisfies, describe, mismatch
@@ -150,13 +151,13 @@ def _in_kind(clause: str) -> str:
 def reduced_steps(evidence: Evidence) -> Mapping[int, int] | None:
     """Return the elements that each step's backward reduced on the rank with the fewest; None if nothing was recorded.
 
-    Steps without a reduction on some rank are left out.
+    Steps without a reduction on some rank are left out. Integers are agreements, and no gradients.
     """
     if not evidence.scenario.recorded:
         return None
     of_ranks: list[Counter[int]] = []
     for observation in evidence.by_rank:
-        reduced = [one for one in observation.history if one.phase == "backward" and "reduce" in one.op]
+        reduced = [one for one in observation.history if "reduce" in one.op and is_gradient(one)]
         of_ranks.append(Counter())
         for one in reduced:
             of_ranks[-1][one.step] += one.numel

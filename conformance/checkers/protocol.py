@@ -130,12 +130,15 @@ def no_gradients_in_flight(evidence: Evidence) -> Finding | None:
     """At the end, somebody has waited for every collective that moves gradients; does not apply otherwise.
 
     Values need not show this: a collective without a wait is often complete in time. Nobody need wait for buckets of a
-    backward that raised on some rank, nor for a message that nobody reads, such as torch's in a join context.
-    Precondition: as for `nothing_in_flight`.
+    backward that raised on some rank, nor for a message that nobody reads, such as torch's in a join context. Where all
+    that nobody waited for was issued inside `no_sync`, it was issued in error. Precondition: as for
+    `nothing_in_flight`.
     """
     if not evidence.all_returned or any(_has_exception(one.facts) for one in evidence.by_rank):
         return None
-    return _in_flight("no_gradients_in_flight", evidence, is_gradient)
+    flying = [one for each in evidence.by_rank for one in each.history if is_gradient(one) and not one.finished]
+    name = "no_gradients_in_flight" if any(one.sync for one in flying) else "silent_no_sync"
+    return _in_flight(name, evidence, is_gradient)
 
 
 def _has_exception(value: object) -> bool:

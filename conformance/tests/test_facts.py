@@ -10,12 +10,12 @@ from hypothesis import given
 from torch import Tensor
 
 from conformance.checkers.diagnosis import diagnose
-from conformance.checkers.facts import wrong_facts
+from conformance.checkers.facts import reduced_steps, wrong_facts
 from conformance.checkers.mistakes import MISTAKES
 from conformance.checkers.registry import get_checker
 from conformance.checkers.rules import OF_ANOTHER_KIND, OF_THE_SAME_KIND
 from conformance.observation import Facts, Raised, Unmeasured
-from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
+from conformance.tests.evidence_by_hand import collective, ended, evidence_of, raised, returned
 from conformance.truth.expected import AnyOf, Anything, Close, Raises, Right, Satisfies
 from conformance.verdict import Finding, Verdict
 
@@ -176,6 +176,12 @@ def test_gradients_of_no_sync_differ_from_unreduced_ones(
     for before, name in (("local0/", ""), ("micro0/", "micro1/")):
         names = {"before": f"step1/{before}grad/fc.weight", "name": f"step1/{name}grad/fc.weight"}
         assert _mistake(came, reduced=reduced, **names) == mistake
+
+
+def test_an_agreement_in_backward_is_no_reduction_of_gradients() -> None:
+    used = collective(dtypes=("int32",))
+    for history, steps in (((used,), {}), ((used, collective(1)), {0: 4})):
+        assert reduced_steps(evidence_of(returned(0, history), returned(1, history))) == steps
 
 
 def test_an_average_over_those_who_used_a_parameter_is_not_taken_for_a_sum() -> None:

@@ -11,7 +11,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.checkers.registry import get_checker
 from conformance.observation import Collective, Raised
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
-from conformance.verdict import Finding, Verdict
+from conformance.verdict import Finding, Verdict, deciding
 
 INVARIANTS = (
     "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight",
@@ -227,6 +227,17 @@ def test_what_a_refused_backward_launched_may_be_in_flight(refused: tuple[int, .
     finding = get_checker("no_gradients_in_flight")(evidence_of(*seen))
     assert (finding is None) == bool(refused)
     assert finding is None or finding.verdict is Verdict.FAIL
+
+
+def test_what_must_not_be_issued_need_not_be_waited_for() -> None:
+    """A wait would be the wrong remedy for what a backward sends inside `no_sync`."""
+    inside, outside = gradients(4, sync=False, finished=False), gradients(4, finished=False, first=1)
+    for history, name in ((inside, "silent_no_sync"), ((*inside, *outside), "no_gradients_in_flight")):
+        finding = get_checker("no_gradients_in_flight")(evidence_of(returned(0, history)))
+        assert finding is not None
+        assert finding.checker == name
+        also = _check("nothing_in_flight", history)
+        assert deciding(Verdict.FAIL, [finding, also])[0] is finding
 
 
 def test_what_moves_no_gradients_may_be_in_flight() -> None:
