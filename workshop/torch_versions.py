@@ -35,7 +35,7 @@ CHANGES = Path(__file__).with_name("torch_changes.toml")
 #: The order in which profiles are shown.
 _PROFILES = ("smoke", "quick", "core", "full", "backend", "compiled", "parallel", "gpu", "upstream")
 _COLUMNS = ("ddp_impl", "torch's DDP", "gloo")
-_BROKEN = ("FAIL", "HANG", "CRASH")
+_BROKEN, _LACKS = ("FAIL", "HANG", "CRASH"), "UNSUPPORTED"
 _HEAD = """\
 # Versions of torch
 
@@ -112,8 +112,8 @@ class Judged:
 
     @property
     def verdicts(self) -> Mapping[str, str]:
-        """The verdict on each requirement on which torch was judged."""
-        told = ("PASS", *_BROKEN)
+        """The verdict of torch on each requirement, `_LACKS` where it has not what the requirement is about."""
+        told = ("PASS", _LACKS, *_BROKEN)
         return {name: verdict for verdict in told for name in self.requirements.get(verdict, ())}
 
 
@@ -183,7 +183,7 @@ def judged_of(root: Path) -> str:
 
 
 def versions_page(found: Sequence[OnVersion], changes: Mapping[str, Mapping[str, str]], pinned: str) -> str:
-    """Return the page in Markdown; `changes` says by requirement and version what changed in torch."""
+    """Return the page in Markdown; `changes` says by requirement, or chapter, and version what changed in torch."""
     newest = Version(found[-1].version.partition("@")[0])
     window = f"{newest.major}.{newest.minor - 4} to {newest.major}.{newest.minor}"
     lines = [_HEAD.format(window=window, pinned=pinned).rstrip("\n"), *(row for one in found for row in _rows(one)), ""]
@@ -212,20 +212,17 @@ def _rows(found: OnVersion) -> Iterator[str]:
 def _changed(
     profile: str, verdicts: Mapping[str, Mapping[str, str]], changes: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Return what torch breaks on some of these versions and keeps on others, where a profile ran on several."""
-    shared = set.intersection(*(set(found) for found in verdicts.values()))
+    """Return what torch breaks, keeps or lacks on some of these versions only, where a profile ran on several."""
+    shared = set.intersection(*({one for one in found if found[one] != _LACKS} for found in verdicts.values()))
     always = sorted(one for one in shared if all(found[one] in _BROKEN for found in verdicts.values()))
-    rows = []
+    rows: dict[str, list[str]] = {}
     for requirement in sorted(set().union(*verdicts.values())):
         seen = [(version, found[requirement]) for version, found in verdicts.items() if requirement in found]
-        turns = [
-            (version, verdict) for (_, before), (version, verdict) in pairwise(seen)
-            if (before in _BROKEN) is not (verdict in _BROKEN)
-        ]  # fmt: skip
-        for version, verdict in turns:
-            what = "first broken" if verdict in _BROKEN else "first mended"
-            why = changes.get(requirement, {}).get(version, "not known")
-            rows.append(f"| {requirement} | {what} in {version} ({verdict}) | {why} |")
+        chapter = requirement.partition("-")[0]
+        for (_, before), (version, verdict) in pairwise(seen):
+            if what := _turn(before, verdict):
+                why = {**changes.get(chapter, {}), **changes.get(requirement, {})}.get(version, "not known")
+                rows.setdefault(f"{what} in {version} ({verdict}) | {why} |", []).append(requirement)
     counted = Counter(one.partition("-")[0] for one in always)
     return [
         f"## {_COLUMNS[2 if profile == 'backend' else 1]}, profile {profile}",
@@ -233,9 +230,19 @@ def _changed(
         f"On {', '.join(verdicts)} it breaks {len(always)} of {len(shared)} requirements each time: "
         f"{', '.join(f'{number} of {prefix}' for prefix, number in counted.items()) or 'none'}.",
         "",
-        *(["| requirement | verdict | what changed |", "|---|---|---|", *rows] if rows else ["No verdict changes."]),
+        *(["| requirements | verdict | what changed |", "|---|---|---|"] if rows else ["No verdict changes."]),
+        *(f"| {', '.join(requirements)} | {row}" for row, requirements in rows.items()),
         "",
     ]
+
+
+def _turn(before: str, verdict: str) -> str:
+    """Return how the page names the step from one version's verdict to the next one's; empty if it is none."""
+    if _LACKS in (before, verdict):
+        return "" if before == verdict else "first judged" if before == _LACKS else "not judged"
+    if (before in _BROKEN) is (verdict in _BROKEN):
+        return ""
+    return "first broken" if verdict in _BROKEN else "first mended"
 
 
 def _names(found: Sequence[OnVersion]) -> list[str]:

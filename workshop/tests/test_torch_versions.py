@@ -92,6 +92,20 @@ def test_the_page_says_what_began_to_break_and_what_was_mended(tmp_path: Path) -
     assert page.count("| 2.10.0 | ") == 2, "on two versions of Python"
 
 
+def test_the_page_says_where_torch_began_to_have_what_a_requirement_is_about(tmp_path: Path) -> None:
+    verdicts = {"2.10.0": Verdict.UNSUPPORTED, "2.11.0": FAIL, "2.12.0": PASS, "2.13.0": Verdict.UNSUPPORTED}
+    for version, verdict in verdicts.items():
+        store(ran(version, verdict), tmp_path)
+    page = versions_page(read(tmp_path), {"GRAD": {"2.11.0": "a new option", "2.12.0": "another reducer"}}, "2.9.0")
+    rows = [line for line in page.splitlines() if line.startswith("| GRAD-01 |")]
+    assert rows == [
+        "| GRAD-01 | first judged in 2.11.0 (FAIL) | a new option |",
+        "| GRAD-01 | first mended in 2.12.0 (PASS) | another reducer |",
+        "| GRAD-01 | not judged in 2.13.0 (UNSUPPORTED) | not known |",
+    ]
+    assert "it breaks 1 of 1 requirements each time" in page
+
+
 def test_a_later_run_of_less_takes_nothing_away(tmp_path: Path) -> None:
     first = ran("2.10.0", FAIL)
     store(first, tmp_path)
