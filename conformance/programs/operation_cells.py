@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
 from conformance.programs.judged import tried
-from conformance.programs.operations.calls import device_backend, issue, wait_for_device, wait_tensors
+from conformance.programs.operations.calls import device_backend, issue, lacked_by_torch, wait_for_device, wait_tensors
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
@@ -63,6 +63,8 @@ def operation_cells(ctx: RankContext) -> None:
     declares_all = not ctx.arguments.get("has_undeclared")
     if not (declares_all or any(cell.needs <= ctx.declared for cell in cells_of(ctx.scenario))):
         raise Unsupported("the backend declares nothing that any of these cells needs")
+    if reason := next(filter(None, map(lacked_by_torch, cells_of(ctx.scenario))), ""):
+        raise Unsupported(reason)
     refusable = bool(ctx.arguments.get("refusable"))
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
     changed: dict[str, str] = {}

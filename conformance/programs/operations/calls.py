@@ -52,6 +52,9 @@ def issue(
     inputs, outputs = list(inputs), list(outputs)
     if cell.returns_new:
         return Issued((), tuple(_new_tensors(cell, group, place, inputs)))
+    if cell.path == "remapped":
+        _remapped(cell, group.group_name, place, inputs, outputs)
+        return Issued((), tuple(outputs))
     if cell.path == "public":
         given = _public(cell, group, place, inputs, outputs)
     elif cell.path == "other-thread":
@@ -206,6 +209,39 @@ def _functional(cell: Cell, group: Any, place: Place) -> Callable[[list[Tensor]]
         ),
     }
     return calls[cell.operation.replace("uneven", "single")]
+
+
+def lacked_by_torch(cell: Cell) -> str:
+    """Return why the installed torch cannot issue the cell's operation; empty if it can."""
+    from torch.distributed import _functional_collectives as functional
+
+    if (cell.path, cell.operation) != ("remapped", "reduce_scatter") or hasattr(functional, "reduce_scatter_inplace"):
+        return ""
+    return f"torch {torch.__version__} replaces no reduce_scatter of a list in a graph"
+
+
+def _remapped(cell: Cell, group: str, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    """Call, in a compiled graph, what torch replaces its function by there."""
+    from torch.distributed import _functional_collectives as functional
+
+    op = cell.reduction.lower()
+    received, sent = (splits or None for splits in _splits(cell, place))
+    scatter_list: Any = getattr(functional, "reduce_scatter_inplace", None)  # from torch 2.14 on
+    calls: dict[str, Callable[[list[Tensor], list[Tensor]], Any]] = {
+        "all_reduce": lambda given, room: functional.all_reduce_inplace(room[0], op, group),
+        "all_gather": lambda given, room: functional.all_gather_inplace(room, given[0], group),
+        "all_gather_single": lambda given, room: functional.all_gather_tensor_inplace(room[0], given[0], group),
+        "reduce_scatter": lambda given, room: scatter_list(room[0], given, op, group),
+        "reduce_scatter_single": lambda given, room: functional.reduce_scatter_tensor_inplace(
+            room[0], given[0], op, group
+        ),
+        "all_to_all_single": lambda given, room: functional.all_to_all_inplace(
+            room[0], given[0], received, sent, group
+        ),
+    }
+    torch.compiler.reset()  # as in `_new_tensors`
+    call = calls[cell.operation.replace("uneven", "single")]
+    torch.compile(call, fullgraph=True, backend="aot_eager")(inputs, outputs)
 
 
 def _backward(cell: Cell, group: Any, place: Place, inputs: list[Tensor]) -> list[Tensor]:

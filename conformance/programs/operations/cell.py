@@ -19,8 +19,9 @@ BITWISE = ("BAND", "BOR", "BXOR")
 #: one-empty: of the tensors of a coalesced call one has no elements.
 FORMS = ("flat", "scalar", "plane", "deep", "stacked", "one-empty")
 #: Who is called: torch's function, a method of the group or the backend, the functional collective, torch's function
-#: in another thread, the debug wrapper, a compiled graph of the functional one, and autograd, in a backward.
-PATHS = ("public", "group", "backend", "functional", "other-thread", "detail", "compiled", "backward")
+#: in another thread, the debug wrapper, a compiled graph of the functional one, autograd, in a backward, and what torch
+#: puts in the place of its function in a graph: a functional collective whose result is copied into the output.
+PATHS = ("public", "group", "backend", "functional", "other-thread", "detail", "compiled", "backward", "remapped")
 _RETURN_NEW = ("functional", "compiled", "backward")
 #: How the caller uses the Work: see `lifetimes`.
 LIFETIMES = (
@@ -177,9 +178,10 @@ class Cell:
             return False
         if self.path == "backward" and (what.name not in OF_BACKWARDS or self.op not in ("", "SUM")):
             return False
-        if self.returns_new:
+        if self.returns_new or self.path == "remapped":
             return (
-                what.name in FUNCTIONAL and self.lifetime in ("sync", "inputs-dropped") and not self.in_place
+                what.name in (FUNCTIONAL if self.returns_new else REMAPPED)
+                and self.lifetime in ("sync", "inputs-dropped") and not self.in_place
                 and self.neighbour == "none" and reduction != "PREMUL_SUM" and self.writes == "contiguous"
                 and self.dtype not in COMPLEX and self.form != "stacked" and not (what.single and self.form == "scalar")
             )  # fmt: skip
@@ -255,6 +257,11 @@ class Cell:
 FUNCTIONAL = (
     "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven",
     "all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
+)  # fmt: skip
+#: The operations whose functions torch replaces in a graph.
+REMAPPED = (
+    "all_reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single", "all_to_all_single",
+    "all_to_all_uneven",
 )  # fmt: skip
 #: The operations that autograd calls in the backward of a functional collective.
 OF_BACKWARDS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven")

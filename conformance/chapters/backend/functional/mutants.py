@@ -46,3 +46,12 @@ def exchanges_backwards_without_gradients(group: Any, call: Any, output: Any, se
     if not torch.is_grad_enabled():
         output.copy_(output.flip(0))
     return work
+
+
+@spoils("all_gather_single_coalesced")
+def gathers_less_without_gradients(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: while gradients are disabled, as in a compiled graph, an all_gather leaves zero in the last element."""
+    work = finished(call(outputs, inputs, *options))
+    if not torch.is_grad_enabled():
+        outputs[0].view(-1)[-1:] = 0
+    return work

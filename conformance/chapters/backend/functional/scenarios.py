@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.programs.operations.cell import FUNCTIONAL, OF_BACKWARDS
+from conformance.programs.operations.cell import FUNCTIONAL, OF_BACKWARDS, REMAPPED
 from conformance.programs.operations.data import FLOATS
 from conformance.scenario import Scenario
 
@@ -22,6 +22,8 @@ def scenarios() -> Iterator[Scenario]:
         yield from _grid.cells("FUNC-07", graphs, world_size)
         gradients = every_cell(OF_BACKWARDS, FLOATS, numel=numel, group=group, path="backward")
         yield from _grid.cells("FUNC-08", gradients, world_size, by="path")
+        remapped = every_cell(REMAPPED, ["float32"], numel=numel, group=group, path="remapped")
+        yield from _grid.cells("FUNC-11", remapped, world_size)
     also, needs = ("FUNC-03", "FUNC-04", "FUNC-09", "FUNC-10"), ("all_gather_into_tensor", "reduce_scatter")
     for world_size in (2, 3):
         yield from _grid("FUNC-02", "uses", "functional_collectives", world_size, also=also, needs=needs)
