@@ -28,8 +28,10 @@ CAPABILITIES = FOR_DDPS | {
     "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reduce",
     "set_timeout", "single_coalesced", "tags", "timeouts", "uint8", "unordered_groups",
 }  # fmt: skip
+#: Those that not every supported torch has, by the method of a group that shows that it does.
+OF_NEWER_TORCH = {"gather_single": "gather_single"}
 #: Those that the installed torch gives no backend, whatever it declares.
-UNKNOWN_TO_TORCH = frozenset(name for name in ("gather_single",) if not hasattr(ProcessGroup, name))
+UNKNOWN_TO_TORCH = frozenset(name for name, method in OF_NEWER_TORCH.items() if not hasattr(ProcessGroup, method))
 
 BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",

@@ -16,10 +16,11 @@ from rich.table import Table
 
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath, jobs_option
-from conformance.errors import ReportError
+from conformance.errors import ReportError, SubjectError
 from conformance.report.console import make_console, say
 
 if TYPE_CHECKING:
+    from conformance.mutants.catalogue import Mutant
     from conformance.mutants.definition import Verdict
     from conformance.mutants.detector import Detection, Found
     from conformance.spec.catalogue import Catalogue
@@ -33,6 +34,7 @@ _FILE = NamedPath(dir_okay=False)
 @click.argument("names", nargs=-1)
 @click.option("--chapter", default="", metavar="NAME", help="Only mutants that a requirement of this chapter notices.")
 @click.option("--profile", default="", metavar="LEVEL", help="Only kills by requirements of this level.")
+@click.option("--newer", is_flag=True, help="Only mutants of what not every supported torch has.")
 @click.option("--all-requirements", is_flag=True, help="Also run every other scenario on every mutant; takes hours.")
 @jobs_option
 @click.option("--out", type=_FILE, metavar="FILE", help="Write what became of all mutants.")
@@ -51,6 +53,7 @@ def command(
     names: tuple[str, ...],
     chapter: str,
     profile: str,
+    newer: bool,
     all_requirements: bool,
     jobs: int,
     out: Path | None,
@@ -74,6 +77,7 @@ def command(
     ddp-conformance mutants                        each against the requirements that it is known to break
     ddp-conformance mutants NoDivision StaleBuffers
     ddp-conformance mutants --profile core --all-requirements
+    ddp-conformance mutants --newer                what the oldest supported torch lacks, with a newer one
     ddp-conformance mutants --out detected.toml
     ddp-conformance mutants NoDivision --into conformance/mutants/detected.toml
     ddp-conformance mutants --chapter join --into conformance/mutants/detected.toml
@@ -85,6 +89,8 @@ def command(
     ddp-conformance mutants --definition --swaps --profile quick
     ddp-conformance mutants --generated --of my_pkg:MyDDP --sample 200 --seed 1 --keep made
 
+    Mutants of what the installed torch lacks are left out, and named.
+
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug; with
     --definition or --generated, when a mutant survives that conformance/mutants/equivalent.toml does not explain.
@@ -92,7 +98,7 @@ def command(
     say("Loading mutants ...", err=True)  # at once: torch is imported next
 
     from conformance.backends.gloo import GLOO
-    from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
+    from conformance.mutants.catalogue import deviations_of, load_deviations
     from conformance.mutants.detected import made_by_all, written
     from conformance.mutants.detector import Fate, detect_all
     from conformance.run.lanes import num_lanes
@@ -111,18 +117,18 @@ def command(
                 _judge_definition(names, profile or "full", chapter, sample, seed, swaps, folder)
         return
     catalogue = load_catalogue()
-    if out is not None and (names or profile or chapter):
+    if out is not None and (names or profile or chapter or newer):
         raise ReportError(
-            "--out writes about all mutants; leave out their names, --profile and --chapter, or say --into"
+            "--out writes about all mutants; leave out their names, --profile, --chapter and --newer, or say --into"
         )
-    if into is not None and (profile or not (names or chapter)):
+    if into is not None and (profile or not (names or chapter or newer)):
         raise ReportError(
-            "--into renews all that a file says of some mutants; name them or a --chapter, and no --profile"
+            "--into renews all that a file says of some mutants; name them, a --chapter or --newer, and no --profile"
         )
     before = "" if into is None else _read(into)
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-    mutants = chosen(names, profile, catalogue, chapter)
+    mutants, left_out = _runnable(names, profile, catalogue, chapter, newer)
     deviations = load_deviations() if out is not None else None
     if into is not None and chapter:
         deviations = deviations_of(chapter, catalogue)
@@ -142,6 +148,8 @@ def command(
         table.add_row(mutant.name, mutant.of, *cells, style="" if cells[1:] == ["", ""] else "bold red")
     console.print(table)
     console.print(f"{found.headline}.", soft_wrap=True)
+    if left_out:
+        console.print(f"{left_out}.", soft_wrap=True)
     if found.false_alarms:
         for alarm in found.false_alarms:
             say(f"False alarm: {alarm}.", err=True)
@@ -155,6 +163,31 @@ def command(
         _write(_renewed(before, found), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def _runnable(
+    names: tuple[str, ...], profile: str, catalogue: Catalogue, chapter: str, newer: bool
+) -> tuple[tuple[Mutant, ...], str]:
+    """Return the mutants to run, and a sentence about those of what the installed torch lacks, empty if there are none.
+
+    Raises `SubjectError` with that sentence if no others are left.
+    """
+    from conformance.backends.backend import UNKNOWN_TO_TORCH
+    from conformance.mutants.catalogue import chosen
+    from conformance.mutants.detector import of_newer_torch
+    from conformance.run.environment import package_version
+
+    mutants = chosen(names, profile, catalogue, chapter)
+    needs = of_newer_torch(mutants)
+    lacking = {name: needed & UNKNOWN_TO_TORCH for name, needed in needs.items() if needed & UNKNOWN_TO_TORCH}
+    runnable = tuple(one for one in mutants if one.name not in lacking and (one.name in needs or not newer))
+    if not lacking:
+        return runnable, ""
+    lacked = ", ".join(sorted(frozenset[str]().union(*lacking.values())))
+    sentence = f"torch {package_version('torch')} has no {lacked}, so these mutants are left out: {', '.join(lacking)}"
+    if not runnable:
+        raise SubjectError(sentence)
+    return runnable, sentence
 
 
 @contextlib.contextmanager

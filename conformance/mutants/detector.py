@@ -17,12 +17,13 @@ from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 
-from conformance.backends.backend import Backend
+from conformance.backends.backend import OF_NEWER_TORCH, Backend
 from conformance.mutants.catalogue import Kill, Mutant, Trial
 from conformance.mutants.kept import keep
 from conformance.observation import Facts, Observation
 from conformance.programs.registry import preloads_of
 from conformance.run.lanes import in_lanes
+from conformance.run.needs import lacks_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
@@ -71,6 +72,17 @@ def scenarios_of(where: str) -> tuple[Scenario, ...]:
     if "/" in where:
         return tuple(scenario for scenario in scenarios if scenario.id == where)
     return cheapest_first(scenario for scenario in scenarios if where in scenario.requirements)
+
+
+def of_newer_torch(mutants: Iterable[Mutant]) -> dict[str, frozenset[str]]:
+    """Return by name what mutants need that not every supported torch has: all scenarios of one of their kills do."""
+    needed: dict[str, frozenset[str]] = {}
+    for scenario in load_scenarios():
+        needs = frozenset(OF_NEWER_TORCH).intersection((*scenario.needs, *lacks_of(scenario)))
+        for where in (*scenario.requirements, scenario.id):
+            needed[where] = needed.get(where, needs) & needs
+    found = {one.name: frozenset[str]().union(*(needed[kill.where] for kill in one.kills)) for one in mutants}
+    return {name: needs for name, needs in found.items() if needs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from conformance.backends.backend import UNKNOWN_TO_TORCH, get_backend
+from conformance.backends.backend import get_backend
 from conformance.backends.gloo import GLOO
 from conformance.errors import BackendError
-from conformance.programs.registry import preloads_of
 from conformance.recorder.recorded_group import as_process_group
 from conformance.run import needs
 from conformance.run.environment import package_version
 from conformance.run.needs import needs_of
-from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP
-from conformance.suite import load_scenarios
-from conformance.verdict import Verdict
-from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend
 
 
@@ -135,14 +130,3 @@ def test_what_no_backend_has_for_want_of_a_newer_torch_is_unsupported_whatever_i
     for fields in ({"needs": ("reduce",)}, {"arguments": {"undeclared": ["reduce"]}}):
         scenario = Scenario("a/b/c", ("A-1",), "train", "mlp", **fields)
         assert needs.why_unsupported(scenario, NO_DDP, GLOO) == f"torch {package_version('torch')} has no reduce"
-
-
-@pytest.mark.skipif(bool(UNKNOWN_TO_TORCH), reason="this torch has no gather_single, nor has any backend on it")
-@pytest.mark.parametrize(("name", "verdict"), [("gathers", Verdict.PASS), ("joins_the_root_first", Verdict.FAIL)])
-def test_a_gather_into_one_tensor_is_judged_where_torch_has_it(name: str, verdict: Verdict) -> None:
-    backend = get_backend(f"broken_backends:{name}")
-    chosen = ("values/VAL-21/gather-single-world3", "values/VAL-21/bits-gather-single-world3")
-    scenarios = [one for one in load_scenarios() if one.id in chosen]
-    with Controller(backend, preload=preloads_of(scenarios)) as controller:
-        runner = ScenarioRunner(NO_DDP, backend, controller, native=False)
-        assert [runner.run(one).subject.verdict for one in scenarios] == [verdict] * len(chosen)

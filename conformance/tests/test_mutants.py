@@ -10,10 +10,12 @@ import torch.nn.parallel
 from click.testing import CliRunner
 
 import ddp_impl
-from conformance.backends.backend import get_backend
+from conformance.backends import backend
+from conformance.backends.backend import UNKNOWN_TO_TORCH, get_backend
 from conformance.cli import main
+from conformance.mutants import detector as detector_of_mutants
 from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
-from conformance.mutants.detector import Detector, Fate, scenarios_of
+from conformance.mutants.detector import Detection, Detector, Fate, Found, of_newer_torch, scenarios_of
 from conformance.spec.catalogue import load_catalogue
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -41,13 +43,14 @@ def pairs() -> list[Any]:
     """Return every mutant with the first requirement that tells it; compiled modules have tests of their own.
 
     The first of each quick chapter is told at every push, the others in the nightly. `ddp-conformance mutants` runs all
-    pairs; so does a job of the workflow.
+    pairs; so does a job of the workflow. What the installed torch lacks has no mutants here: that command names them.
     """
     firsts = [
         (mutant, mutant.kills[0], CATALOGUE.requirement(mutant.kills[0].requirement))
         for mutant in (*MUTANTS, load_deviations())
     ]
     of_every_push: dict[str, Mutant] = {}
+    newer = of_newer_torch(MUTANTS)
     for mutant, _, requirement in firsts:
         is_slow = mutant.name in SLOW or requirement.chapter in SLOW_CHAPTERS
         if requirement.level in ("core", "full", "backend") and not is_slow:
@@ -55,7 +58,7 @@ def pairs() -> list[Any]:
     return [
         pytest.param(mutant, kill, marks=() if mutant in of_every_push.values() else pytest.mark.nightly)
         for mutant, kill, requirement in firsts
-        if requirement.level != "compiled"
+        if requirement.level != "compiled" and not newer.get(mutant.name, frozenset()) & UNKNOWN_TO_TORCH
     ]
 
 
@@ -133,6 +136,30 @@ def test_the_catalogue_says_what_is() -> None:
     assert unlike_the_catalogue(replace(named("NoDivision"), kills=(Kill("GRAD-99"),)))
 
 
+@pytest.mark.parametrize(
+    ("names", "ran"), [(["NoDivision", "rounds_its_factor"], {"NoDivision"}), (["--newer", "rounds_its_factor"], set())]
+)
+def test_mutants_of_what_the_installed_torch_lacks_are_left_out_and_named(
+    names: list[str], ran: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detector_of_mutants, "OF_NEWER_TORCH", {"premul_sum": "a method"})
+    monkeypatch.setattr(backend, "UNKNOWN_TO_TORCH", {"premul_sum"})
+
+    def killed(mutants: tuple[Mutant, ...], *_: Any, **__: Any) -> Found:
+        assert {mutant.name for mutant in mutants} == ran
+        return Found(tuple(Detection(one, kill, Fate.KILLED) for one in mutants for kill in one.kills))
+
+    monkeypatch.setattr(detector_of_mutants, "detect_all", killed)
+    done = CliRunner().invoke(main, ["mutants", *names])
+    assert done.exit_code == (0 if ran else 2)
+    assert "has no premul_sum, so these mutants are left out: rounds_its_factor" in done.output
+
+
+def test_the_mutants_of_what_not_every_torch_has_are_those_that_need_it() -> None:
+    found = of_newer_torch(map(named, ("joins_the_root_first", "joins_backwards")))
+    assert found == {"joins_the_root_first": {"gather_single"}}
+
+
 def test_names_and_profiles_choose_among_the_mutants() -> None:
     core = chosen((), "core", CATALOGUE)
     assert {CATALOGUE.requirement(kill.requirement).level for mutant in core for kill in mutant.kills} == {"core"}
@@ -148,8 +175,9 @@ def test_names_and_profiles_choose_among_the_mutants() -> None:
         (["--chapter", "composed", "--profile", "gpu"], "no mutant"),
         (["--chapter", "telemtry"], "unknown chapter 'telemtry'; did you mean telemetry?"),
         (["NoDivision", "--out", "page.md"], "--out writes about all mutants"),
-        (["--into", "page.md"], "--into renews all that a file says of some mutants; name them or a --chapter"),
-        (["NoDivision", "--profile", "core", "--into", "page.md"], "name them or a --chapter, and no --profile"),
+        (["--into", "page.md"], "--into renews all that a file says of some mutants; name them, a --chapter"),
+        (["NoDivision", "--profile", "core", "--into", "page.md"], "--chapter or --newer, and no --profile"),
+        (["--newer", "--out", "page.md"], "--out writes about all mutants"),
         (["NoDivision", "--into", "no/page.md"], "cannot read no/page.md: No such file or directory; --out writes it"),
         (["NoDivision", "--into", __file__], "this is no file of what was detected"),
     ],

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from conformance.mutants.spoilt import WorkAround, finished, reduction, spoils
+from conformance.mutants.gathers import GATHERS, Gathers
+from conformance.mutants.spoilt import WorkAround, finished, made_from, reduction, spoils
 
 
 @spoils("allreduce")
@@ -385,3 +386,19 @@ def draws_a_number(group: Any, call: Any, outputs: Any, inputs: Any, *options: A
     if group.rank() == 0 and not inputs[0].is_floating_point():
         torch.rand(1)
     return call(outputs, inputs, *options)
+
+
+@made_from(GATHERS)
+class joins_the_root_first(Gathers):
+    """BUG: a gather_single puts the root's own tensor into place 0, and the others' behind it."""
+
+    def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [parts.pop(self.rank()), *parts]
+
+
+@made_from(GATHERS)
+class rounds_what_it_joins(Gathers):
+    """BUG: a gather_single of doubles has the precision of floats."""
+
+    def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [part.float().double() if part.dtype == torch.float64 else part for part in parts]
