@@ -24,12 +24,12 @@ FOR_DDPS = frozenset({
 })  # fmt: skip
 #: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
 CAPABILITIES = FOR_DDPS | {
-    "abort", "any_source", "bitwise", "bool", "complex128", "float8", "gather_single", "in_place", "int16", "int8",
-    "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reduce",
-    "set_timeout", "single_coalesced", "tags", "timeouts", "uint8", "unordered_groups",
+    "abort", "any_source", "bitwise", "bool", "complex128", "float8", "gather_single", "hooks", "in_place", "int16",
+    "int8", "local_synchronization", "monitored_barrier", "notices_death", "premul_sum", "product", "reconfigure",
+    "reduce", "set_timeout", "single_coalesced", "tags", "timeouts", "uint8", "unordered_groups",
 }  # fmt: skip
 #: Those that not every supported torch has, by the method of a group that shows that it does.
-OF_NEWER_TORCH = {"gather_single": "gather_single"}
+OF_NEWER_TORCH = {"gather_single": "gather_single", "hooks": "register_pre_hook", "reconfigure": "reconfigure"}
 #: Those that the installed torch gives no backend, whatever it declares.
 UNKNOWN_TO_TORCH = frozenset(name for name, method in OF_NEWER_TORCH.items() if not hasattr(ProcessGroup, method))
 
@@ -54,7 +54,8 @@ class Backend:
     as races, that its device found; each fails the scenario. The controller calls `device_bytes()` for the memory of
     each device, which limits the number of lanes (`--jobs`); None where lanes must not share a device. A device that is
     `simulated` uses the CPU's memory. `source` is the text by which ranks find this value in their own process, because
-    functions of a vendor's module need not pickle.
+    functions of a vendor's module need not pickle. With capability `reconfigure` ranks call `create_unconnected` as
+    `create`, for a group that connects in its `reconfigure`.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Backend:
     noticed: Callable[[], tuple[str, ...]] = tuple
     simulated: bool = False
     source: str = ""
+    create_unconnected: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup] | None = None
 
     @property
     def runs_side_by_side(self) -> bool:

@@ -53,7 +53,7 @@ NCCL = Backend(
     name="nccl",
     device_type="cuda",
     capabilities=CAPABILITIES
-    - {"any_source", "bitwise", "int16", "notices_death", "set_timeout", "sparse", "tags", "timeouts"}
+    - {"any_source", "bitwise", "int16", "notices_death", "reconfigure", "set_timeout", "sparse", "tags", "timeouts"}
     - {"unordered_groups"},
     max_world_size=lambda: None,
     unavailable=_unavailable,

@@ -15,7 +15,8 @@ RELAYED = (
     "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "gather_single",
     "scatter", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "send", "recv",
-    "recv_anysource", "barrier", "monitored_barrier",
+    "recv_anysource", "barrier", "monitored_barrier", "register_pre_hook", "register_post_hook", "unregister_pre_hook",
+    "unregister_post_hook",
 )  # fmt: skip
 
 
@@ -24,8 +25,12 @@ class Relay(dist.ProcessGroup):
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]
-        self.inner = as_process_group(GLOO.create(store, rank, world_size, timeout), store)
+        self.inner = self.connect(store, rank, world_size, timeout)
         self._name = self._description = ""
+
+    def connect(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+        """Return gloo's group."""
+        return as_process_group(GLOO.create(store, rank, world_size, timeout), store)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name by which torch asks."""
@@ -36,7 +41,7 @@ class Relay(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Keep the name that torch gives."""
         self._name = name
-        self.inner._set_group_name(name)  # type: ignore[arg-type]
+        self.inner._set_group_name(name)
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name that torch gave."""
@@ -51,7 +56,7 @@ class Relay(dist.ProcessGroup):
         return self._description
 
     def _get_sequence_number_for_group(self) -> int:
-        number: int = self.inner._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        number: int = self.inner._get_sequence_number_for_group()
         return number
 
     def get_group_store(self) -> Store:
@@ -75,5 +80,5 @@ def _relay(method: str) -> Callable[..., Any]:
 
 
 for _method in RELAYED:
-    if hasattr(dist.ProcessGroup, _method):  # torch >= 2.12 has new names for some
+    if hasattr(dist.ProcessGroup, _method):  # newer versions of torch have new names, and hooks
         setattr(Relay, _method, _relay(_method))

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -55,6 +56,7 @@ class RankContext:
         listeners: tuple[PhaseListener, ...] = (), history: Callable[[], tuple[Collective, ...]] = tuple,
         in_flight: Callable[[int], int] = lambda among: 0, takes: Callable[[str], bool] = lambda option: True,
         declared: frozenset[str] = frozenset(), lone_rank: Callable[[Path, int], list[str]] | None = None,
+        unconnected: Callable[[int, int, timedelta], dist.ProcessGroup] | None = None,
     ) -> None:  # fmt: skip
         """Bind a scenario to a rank; only the harness calls it.
 
@@ -75,6 +77,7 @@ class RankContext:
         self._in_flight = in_flight
         self._takes = takes
         self._lone_rank = lone_rank
+        self._unconnected = unconnected
         self._phase = "start"
         self._step = -1
         self._sync = True
@@ -112,6 +115,10 @@ class RankContext:
         exits. In each of the `lives` before, it makes the default group, sums, and destroys all groups.
         """
         return present(self._lone_rank)(folder, lives)
+
+    def unconnected_group(self, timeout: timedelta) -> dist.ProcessGroup:
+        """Return a group of the backend that torch has no record of; it connects in its `reconfigure`. Local."""
+        return present(self._unconnected)(self.rank, self.world_size, timeout)
 
     def finalize_by_hand(self, model: Any) -> None:
         """Leave the finalization of backwards to `finalize_backward()`; unsupported for a DDP without that method."""

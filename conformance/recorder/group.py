@@ -1,5 +1,6 @@
 """Initialises torch.distributed so that the default group and every `new_group` report to a recorder."""
 
+import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from conformance.backends.backend import Backend
@@ -18,6 +19,7 @@ from conformance.recorder.recorder import Recorder
 
 #: The harness's backend in torch's registry; `dist.get_backend` still returns the real name.
 REGISTERED_NAME = "conformance"
+_numbers = itertools.count()
 
 
 @dataclass
@@ -73,6 +75,15 @@ def init_process_group(
     _installed = _Installation(backend, recorder)
     dist.init_process_group(REGISTERED_NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return present(dist.group.WORLD)
+
+
+def unconnected_group(rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """Return a group of the installed backend that torch has no record of; it connects in its `reconfigure`. Local."""
+    store = PrefixStore(f"unconnected/{next(_numbers)}", distributed_c10d._get_default_store())
+    backend = present(_installed).backend
+    if backend.create_unconnected is None:
+        raise BackendError(f"backend {backend.name!r} declares reconfigure, and has no create_unconnected")
+    return as_process_group(backend.create_unconnected(store, rank, world_size, timeout), store)
 
 
 def leave() -> None:

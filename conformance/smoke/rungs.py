@@ -421,6 +421,23 @@ COLLECTIVES: tuple[Rung, ...] = (
         waits=True,
     ),
     Rung(
+        "hooks",
+        "pre- and post-hooks of a group run round each of its operations",
+        "A group in Python keeps the hooks that it gets, and calls them; or leave hooks out of the capabilities.",
+        program="hooks_of_a_group",
+        capability="hooks",
+    ),
+    Rung(
+        "reconfigure",
+        "a group gets its members by their handles, and other members later",
+        "In reconfigure, ranks are numbered by the places of their handles in opts.handles; or leave reconfigure out of"
+        " the capabilities.",
+        program="reconfigured_groups",
+        capability="reconfigure",
+        fewest_ranks=2,
+        waits=True,
+    ),
+    Rung(
         "abort",
         "abort() ends what waits",
         "In abort, let what is under way fail; or leave abort out of the capabilities.",

@@ -35,7 +35,7 @@ from conformance.observation import ENDINGS, IMPORT, Collective, Ending, Observa
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.recorder.flight_record import FlightRecord
-from conformance.recorder.group import init_process_group
+from conformance.recorder.group import init_process_group, unconnected_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject, given_options, load, refused_options, takes
@@ -189,6 +189,7 @@ class Rank:
             in_flight=self._recorder.in_flight,
             takes=lambda option: takes(subject, option),
             declared=self._declared,
+            unconnected=unconnected_group,
             lone_rank=lambda folder, lives: command(
                 self._seat.backend, self._seat.rank, self._seat.world_size, self._device, folder, lives
             ),
