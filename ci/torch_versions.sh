@@ -5,6 +5,7 @@
 #     bash ci/torch_versions.sh 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0          # names, smoke and core
 #     PROFILES="core backend compiled parallel gpu upstream" bash ci/torch_versions.sh 2.15.0
 #     PROFILES=full OPTIONS=--no-native bash ci/torch_versions.sh 2.15.0    # ddp_impl alone, in half the time
+#     PROFILES=mutants bash ci/torch_versions.sh 2.15.0                     # of what CI's torch lacks: are they noticed?
 #     PROFILES=quick bash ci/torch_versions.sh 2.15.0@3.13                  # on python3.13
 #     PIP_CONFIG_FILE=/dev/null bash ci/torch_versions.sh 2.15.0            # where pip is configured for other versions
 #
@@ -40,6 +41,7 @@ judge() {
     [ "$profile" != gpu ] || arguments+=(--backend sim)
     case "$profile" in
         smoke) "$python" -m conformance smoke --ddp ddp_impl > "$folder/smoke.txt" || ended=$? ;;
+        mutants) "$python" -m conformance mutants --newer > "$folder/mutants.txt" || ended=$? ;;
         upstream) "$python" -m conformance upstream --report "$folder/upstream.json" > "$folder/upstream.txt" || ended=$? ;;
         *)
             [ -z "$(find "$folder/$profile" -name 'report.jo*' -o -name report.json 2> /dev/null)" ] || arguments+=(--resume)

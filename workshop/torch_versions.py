@@ -7,6 +7,7 @@ no others; the page is made of all that is stored.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +34,9 @@ JUDGED = Path("conformance/spec/torch_versions.toml")
 #: What changed in torch where a requirement was broken first, or mended: written by hand, by requirement and version.
 CHANGES = Path(__file__).with_name("torch_changes.toml")
 #: The order in which profiles are shown.
-_PROFILES = ("smoke", "quick", "core", "full", "backend", "compiled", "parallel", "gpu", "upstream")
+_PROFILES = ("smoke", "quick", "core", "full", "backend", "compiled", "parallel", "gpu", "upstream", "mutants")
 _COLUMNS = ("ddp_impl", "torch's DDP", "gloo")
+_HEADLINE = re.compile(r"(\d+) of (\d+) mutants killed, (\d+) survived, (\d+) not active")
 _BROKEN, _LACKS = ("FAIL", "HANG", "CRASH"), "UNSUPPORTED"
 _HEAD = """\
 # Versions of torch
@@ -49,7 +51,7 @@ What the installed torch lacks, such as an option of its DDP, is UNSUPPORTED in 
 ran on a machine without a GPU, too. There mixed precision and optimizers in backward of torch's DDP end with an error,
 because they ask for an accelerator: 25 of the requirements that it breaks in profile quick, and 30 with a CUDA build,
 whose error comes earlier. Profile `backend` judges gloo, without a DDP; `smoke` counts rungs, `upstream` torch's own
-tests. *7 of 9* scenarios: the run ended after 7.
+tests, `mutants` backends with a bug in what CI's torch lacks. *7 of 9* scenarios: the run ended after 7.
 
 | torch | build | Python | profile | day | scenarios | ddp_impl | torch's DDP | gloo |
 |---|---|---|---|---|--:|---|---|---|
@@ -97,6 +99,17 @@ class Judged:
         return Judged(head[0], head[1], day, number, number, {"ddp_impl": rungs})
 
     @staticmethod
+    def of_mutants(file: Path, head: Sequence[str]) -> Judged:
+        """Return how many mutants of what not every torch has were noticed, by the headline in `file`."""
+        found = _HEADLINE.search(file.read_text(encoding="utf-8"))
+        killed, number, survived, inactive = map(int, found.groups()) if found else (0, 0, 0, 0)  # torch lacks it all
+        counts = {"mutants noticed": killed, "survived": survived, "not active": inactive}
+        day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+        return Judged(
+            head[0], head[1], day, number, number, {"gloo": {name: count for name, count in counts.items() if count}}
+        )
+
+    @staticmethod
     def of_upstream(file: Path) -> Judged:
         """Return how many of torch's own tests both DDPs passed."""
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -135,6 +148,8 @@ class OnVersion:
         judged = {one: Judged.of(read_report(folder / one)) for one in ran}
         if (folder / "smoke.status").exists():
             judged["smoke"] = Judged.of_smoke(folder / "smoke.txt", words[0][1::2])
+        if (folder / "mutants.status").exists():
+            judged["mutants"] = Judged.of_mutants(folder / "mutants.txt", words[0][1::2])
         if (folder / "upstream.status").exists():
             judged["upstream"] = Judged.of_upstream(folder / "upstream.json")
         return OnVersion(folder.name, judged, names)

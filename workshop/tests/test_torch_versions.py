@@ -134,11 +134,17 @@ def test_what_the_script_left_is_read(tmp_path: Path) -> None:
     environment = {"packages": {"torch": "2.11.0+cpu"}, "python": "3.11.7", "date": "2026-01-01"}
     (folder / "upstream.json").write_text(json.dumps({"environment": environment, "tests": tests}))
     (folder / "upstream.status").write_text("0")
+    headline = "4 of 5 mutants killed, 1 survived, 0 not active; 4 of 5 expected kills seen."
+    (folder / "mutants.txt").write_text(f"mutant  made from\n{headline}\n")
+    (folder / "mutants.status").write_text("1")
     found = OnVersion.of(folder)
     assert (found.version, found.names) == ("2.11.0", ("torch._a",))
     smoke, upstream = found.judged["smoke"], found.judged["upstream"]
     assert (smoke.build, smoke.python, smoke.scenarios) == ("2.11.0+cpu", "3.11.7", 2)
     assert smoke.counts == {"ddp_impl": {"ok": 1, "gloo's": 1}}
+    assert (found.judged["mutants"].scenarios, found.judged["mutants"].counts) == (
+        5, {"gloo": {"mutants noticed": 4, "survived": 1}}
+    )  # fmt: skip
     assert upstream.counts == {"ddp_impl": {"passed": 2}, "torch's DDP": {"passed": 1, "failed": 1}}
 
 
