@@ -1,4 +1,4 @@
-"""Program `backward_without_wrapper`: the wrapper has been dropped when the backward of its output runs."""
+"""Program `backward_without_wrapper`: the wrapper is dropped when the backward of its output runs, or not asked."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from conformance.truth.steps import gradients
 
 _WIDTH = 4
 _NUM_STEPS = 3
-#: What becomes of the wrapper, its one reference, between forward and backward.
+#: What becomes of the wrapper, its one reference, between forward and backward; `kept`: it stays.
 WAYS = ("dropped", "wrapped-again")
 
 
@@ -19,10 +19,12 @@ WAYS = ("dropped", "wrapped-again")
 def backward_without_wrapper(ctx: RankContext) -> None:
     """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
 
-    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept until then; `bare`, whether the
-    module has a backward of its own before; `nested`, whether its last layer has a wrapper of its own. Observes
+    Arguments: `way`, of `WAYS`, or `kept`: the module has a backward of its own before each forward, too; `keeps`,
+    whether an output without a backward is kept until then; `bare`, whether the module has a backward of its own
+    between forward and backward; `nested`, whether its last layer has a wrapper of its own. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
+    way = ctx.arguments["way"]
     module: Any = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))
     with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
     if nested := ctx.arguments.get("nested"):
@@ -32,11 +34,17 @@ def backward_without_wrapper(ctx: RankContext) -> None:
     kept: list[Tensor] = []
     model: Any = None
     for index in range(_NUM_STEPS):
-        module.zero_grad(set_to_none=True)
         turn = rank_step(ctx, index)
         model = ctx.wrap(module) if model is None else model
+        if way == "kept":
+            if index % 2:  # no more does a local forward, of which nobody runs a backward, await anything
+                with ctx.no_sync(model):
+                    _forward(model, turn, 1)
+            _observe_alone(ctx, f"step{index}/alone", module, turn)
+        module.zero_grad(set_to_none=True)
         output = _forward(model, turn, 0)
-        model = ctx.wrap(module) if ctx.arguments["way"] == "wrapped-again" else None
+        if way != "kept":
+            model = ctx.wrap(module) if way == "wrapped-again" else None
         if ctx.arguments.get("bare"):
             turn.backward(turn.loss(_forward(module, turn, 2), micro=2))
             ctx.observe_gradients(f"step{index}/bare", module)
@@ -44,14 +52,17 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         ctx.observe_gradients(f"step{index}", module)
         if ctx.arguments.get("keeps"):
             kept.append(_forward(ctx.wrap(module), turn, 1))
-    model = None
-    if nested:
-        return
+    model = model if way == "kept" else None
+    if not nested:
+        _observe_alone(ctx, "alone", module, rank_step(ctx, _NUM_STEPS))
+
+
+def _observe_alone(ctx: RankContext, prefix: str, module: nn.Module, turn: RankStep) -> None:
+    """Run a backward of the module without a wrapper, and observe its gradients, which stay the rank's own."""
     module.zero_grad(set_to_none=True)
-    turn = rank_step(ctx, _NUM_STEPS)
     own = torch.autograd.grad(turn.loss(_forward(module, turn, 0)), list(module.parameters()))
     turn.backward(turn.loss(_forward(module, turn, 0)))
-    for (name, gradient), expected in zip(gradients("alone", module).items(), own, strict=True):
+    for (name, gradient), expected in zip(gradients(prefix, module).items(), own, strict=True):
         ctx.observe(name, gradient, must=expected)
 
 

@@ -655,3 +655,10 @@ def RoundsSparseAverages(reduction: Reduction, hand_out: Call, bucket: Bucket, b
     if bucket.sparse:
         buffer._values().copy_(buffer._values().float())
     hand_out(bucket, buffer, used)
+
+
+@replaces(ActsAfterBackward, "after_reduced")
+def AveragesBareBackwards(ddp: ActsAfterBackward, after_reduced: Call) -> None:
+    """BUG: once averages are handed out, the next backward is awaited at once, whoever's it is."""
+    after_reduced()
+    ddp.reducer.prepare_for_backward([])
