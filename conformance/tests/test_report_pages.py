@@ -149,6 +149,8 @@ def test_a_backend_by_itself_is_called_by_its_name_and_no_ddp() -> None:
     assert "<title>ddp-conformance: acme</title>" in page
     assert "run gradients/GRAD-01/a --backend acme.adapter:IT" in html.unescape(page)
     assert "<code>acme</code>, torch" in markdown(report)
+    assert "| chapter | requirements passed | scenarios | <code>acme</code> |" in markdown(report)
+    assert "torch's DDP" not in markdown(report)
     pages = results_pages([Stored(datetime.date(2026, 1, 1), one) for one in (report, run_report(*report.scenarios))])
     assert {"acme.md", "ddp_impl-gloo.md"} < set(pages)
     assert pages["acme.md"].startswith("# acme\n")
