@@ -121,18 +121,21 @@ def _right_or_refused(
     """Try a cell that a backend may refuse; return what is wrong on this rank, and whether the group may be broken.
 
     Where only some ranks refuse, each other rank must get right values or an error, such as that of the timeout. Where
-    all refuse, nothing has begun, and the group must go on working.
+    all refuse, nothing has begun, and the group must go on working. An error that comes as late as the timeout is no
+    refusal: on a busy machine an operation that has begun may end so.
     """
     group = _group(ctx, groups, name)
     with ctx.phase(cell.describe()):
+        began = time.monotonic()
         try:
             wrong, said = _Trial(ctx, cell, groups, group, None, changed, patience).run(), "returned"
         except Exception as error:
             text = shorten(str(error))
-            wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
+            wrong = "" if text else f"raised {type(error).__name__} without a word"
+            said = "refused" if time.monotonic() - began < _TIMEOUT.total_seconds() else "timed out"
         everybody = set(all_texts(cell.describe(), said, ctx.rank, range(ctx.world_size)))
     if everybody != {"refused"}:
-        return wrong, len(everybody) > 1
+        return wrong, everybody != {"returned"}
     with ctx.phase(f"all_reduce after {cell.describe()} was refused"):
         broken = _broken(ctx, group)
     if broken:

@@ -13,12 +13,17 @@ from torch._C._distributed_c10d import FileStore
 from conformance.backends.backend import get_backend
 from conformance.backends.gloo import GLOO
 from conformance.errors import BackendError
+from conformance.programs.operations.cell import Cell
+from conformance.programs.registry import preloads_of
 from conformance.recorder.recorded_group import as_process_group
 from conformance.run import needs
 from conformance.run.environment import package_version
 from conformance.run.needs import needs_of
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP
+from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend
 
 
@@ -130,3 +135,17 @@ def test_what_no_backend_has_for_want_of_a_newer_torch_is_unsupported_whatever_i
     for fields in ({"needs": ("reduce",)}, {"arguments": {"undeclared": ["reduce"]}}):
         scenario = Scenario("a/b/c", ("A-1",), "train", "mlp", **fields)
         assert needs.why_unsupported(scenario, NO_DDP, GLOO) == f"torch {package_version('torch')} has no reduce"
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("without_time", Verdict.PASS), ("ends_at_once", Verdict.FAIL)])
+def test_what_ends_with_its_timeout_is_not_taken_for_a_refusal(name: str, verdict: Verdict) -> None:
+    """A backend that is right loses a group so on a machine that is too busy; one that refuses keeps its group."""
+    backend = get_backend(f"broken_backends:{name}")
+    cells = [Cell("broadcast", numel=20, root=1, reads="strided", writes="strided").to_json()]
+    scenario = Scenario(
+        "layouts/LAY-05/broadcast", ("LAY-05",), "operation_cells", world_size=2, min_collectives=0, recorded=False,
+        arguments={"cells": cells, "refusable": True},
+    )  # fmt: skip
+    with Controller(backend, preload=preloads_of([scenario])) as controller:
+        runner = ScenarioRunner(NO_DDP, backend, controller, native=False)
+        assert runner.run(scenario).subject.verdict == verdict
