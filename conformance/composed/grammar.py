@@ -112,6 +112,9 @@ def draw(
 #: The actions of a loop that finalizes by hand.
 _MAY_FINALIZE = {"forward", "backward", "no_sync", "zero_grad", "step", "mode", "gradients", "hook", "join", "load"}
 
+#: Actions in which torch looks up the group of the training, so that it must be one of torch's own.
+_ASK_FOR_THE_GROUP = {"copy", "join"}
+
 
 def with_newer_options(scenario: Scenario) -> Scenario:
     """Return the composed `scenario` with lazy buckets, and finalized by hand if each of its backwards can be."""
@@ -128,16 +131,15 @@ def with_newer_options(scenario: Scenario) -> Scenario:
 def with_own_classes(scenario: Scenario, choose: Choose) -> Scenario:
     """Return the composed `scenario` with a container around what forward gets and returns, or a tensor of a class.
 
-    Its group's store may have served an earlier run, unless the training copies the wrapper, which needs the default
-    group.
+    Its group's store may have served an earlier run, unless torch asks for the group of the training.
     """
     training = Training.of(scenario)
     kept, *rest = training.blocks
     replaceable = kept.kind in ("linear", "transposed", "counted")
     blocks = (replace(kept, kind=choose(CLASSES)), *rest) if replaceable else training.blocks
-    copies = any(action.kind == "copy" for action in training.actions)
+    is_known = any(action.kind in _ASK_FOR_THE_GROUP for action in training.actions)
     training = replace(
-        training, blocks=blocks, output=choose((*CONTAINERS, training.output)), store="" if copies else choose(STORES)
+        training, blocks=blocks, output=choose((*CONTAINERS, training.output)), store="" if is_known else choose(STORES)
     )
     return renamed(scenario.replace(arguments=training.to_json(), recorded=scenario.recorded and not training.store))
 

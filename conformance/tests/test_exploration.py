@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from conformance.cli import main
 from conformance.cli.explore import summary
 from conformance.codec import encode
 from conformance.composed.features import all_possible_pairs, features, pairs_of
-from conformance.composed.grammar import REQUIREMENTS, cover
+from conformance.composed.grammar import REQUIREMENTS, cover, with_own_classes
 from conformance.composed.program import observed_names
 from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import simpler
@@ -177,6 +178,13 @@ def test_what_has_a_class_of_its_own_can_be_copied_and_trained(kind: str, how: s
     training = Training((Block(kind),), actions=(Action("forward", "plain"), Action("copy", how)))
     options = {"find_unused_parameters": True}
     assert truth_of(PROBED.replace(arguments=training.to_json(), options=options))
+
+
+@pytest.mark.parametrize(("kind", "store"), [("join", ""), ("copy", ""), ("step", "served")])
+def test_where_torch_asks_for_the_group_it_is_one_of_its_own(kind: str, store: str) -> None:
+    actions = (Action("forward", "plain"), Action(kind, ACTIONS[kind][0]), Action("backward", "together"))
+    drawn = with_own_classes(PROBED.replace(arguments=Training(actions=actions).to_json()), itemgetter(-1))
+    assert Training.of(drawn).store == store
 
 
 def test_a_plain_training_may_not_be_refused() -> None:
