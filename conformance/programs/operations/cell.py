@@ -183,7 +183,8 @@ class Cell:
                 what.name in (FUNCTIONAL if self.returns_new else REMAPPED)
                 and self.lifetime in ("sync", "inputs-dropped") and not self.in_place
                 and self.neighbour == "none" and reduction != "PREMUL_SUM" and self.writes == "contiguous"
-                and self.dtype not in COMPLEX and self.form != "stacked" and not (what.single and self.form == "scalar")
+                and (self.dtype not in COMPLEX or self.path == "functional") and self.form != "stacked"
+                and not (what.single and self.form == "scalar")
             )  # fmt: skip
         if self.path in ("backend", "detail") and what.name in OF_GROUPS:
             return False

@@ -135,3 +135,27 @@ def rounds_sums_roughly(group: Any, call: Any, tensors: Any, *options: Any) -> A
     if tensors[0].dtype == torch.float16:
         tensors[0].copy_(tensors[0].bfloat16())
     return work
+
+
+@spoils("reduce")
+def sums_long_complex_numbers_halfway(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a reduce of more than 50,000 complex numbers counts them, and not the two numbers in each."""
+    one, half = tensors[0], tensors[0].numel() // 2
+    if not one.is_complex() or half < 25_000:
+        return call(tensors, *options)
+    before = one.clone()
+    work = finished(call(tensors, *options))
+    one.view(-1)[half:] = before.view(-1)[half:]
+    return work
+
+
+@spoils("allreduce_coalesced")
+def sums_real_parts_of_lists(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: complex numbers in a list that is given straight to the group are summed in their real parts only."""
+    if not any(one.is_complex() for one in tensors):
+        return call(tensors, *options)
+    parts = [one.real.clone() for one in tensors]
+    work = finished(call(parts, *options))
+    for one, part in zip(tensors, parts, strict=True):
+        one.real.copy_(part)
+    return work

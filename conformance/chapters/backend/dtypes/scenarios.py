@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import OF_TWO, BackendGrid, every_cell, of_subgroup
 from conformance.chapters.variants import each
-from conformance.programs.operations.cell import OF_GROUPS
 from conformance.programs.operations.data import COMPLEX, FLOAT8
 from conformance.programs.operations.description import COPYING, OPERATIONS
 from conformance.scenario import Scenario
@@ -12,6 +11,8 @@ from conformance.scenario import Scenario
 _grid = BackendGrid("dtypes")
 
 _PATHS = ("public", "group", "backend")
+#: More than 1 MiB of complex128.
+_LONG = 70_001
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -29,7 +30,9 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("DT-04", truths, 2, 3)
     bits = every_cell(COPYING, FLOAT8, numel=(7, 300), root=1, data="bits")
     yield from _grid.cells("DT-05", bits, 2, 3)
-    yield from _grid.cells("DT-06", every_cell(OPERATIONS, COMPLEX, root=1), 2, 3)
+    cells = every_cell(OPERATIONS, COMPLEX, numel=(7, 1025), root=1)
+    yield from _grid.cells("DT-06", [*cells, *every_cell(OPERATIONS, COMPLEX, numel=_LONG, root=1)], 2)
+    yield from _grid.cells("DT-06", [*cells, *of_subgroup(cells)], 3)
     for world_size in (2, 3):
         for requirement, case, needs in (
             ("DT-04", "avg-of-bool", ("bool", "avg")),
@@ -40,8 +43,7 @@ def scenarios() -> Iterator[Scenario]:
         yield from _grid("DT-11", "unusual-dtypes", "unusual_dtypes", world_size)
         low = ("float16", "bfloat16")
         yield from _grid("DT-12", "low-precision", "sums_of_low_precision", world_size, needs=low)
-    straight = [operation for operation in OPERATIONS if operation not in OF_GROUPS]
-    given_straight = every_cell(straight, COMPLEX, path=("group", "backend"), root=1)
-    yield from _grid.cells("DT-08", given_straight, 2, refusable=True)
+    straight = every_cell(OPERATIONS, COMPLEX, numel=(7, 1025), path=("group", "backend", "functional"), root=1)
+    yield from _grid.cells("DT-08", straight, 2, refusable=True)
     yield from _grid.disagreements("DT-10", "dtype", OF_TWO, 2)
     yield from _grid.disagreements("DT-10", "dtype", OPERATIONS, 3)

@@ -409,3 +409,15 @@ def loses_an_end_among_four(group: Any, call: Any, outputs: Any, inputs: Any, *o
     if group.size() > 3 and inputs[0].nbytes > 2**20:
         outputs[0][0].view(-1)[-16:] = 0
     return work
+
+
+@spoils("allgather")
+def packs_real_numbers_only(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: of a strided complex input an all_gather packs the real parts, and zeros."""
+    (one,) = inputs
+    is_strided = one.dim() > 1 and one.shape[-1] == 2 and one.stride(-1) == 1 and not one.is_contiguous()
+    if not is_strided or not one.is_floating_point():
+        return call(outputs, inputs, *options)
+    packed = one.contiguous()
+    packed[..., 1] = 0
+    return call(outputs, [packed], *options)

@@ -106,18 +106,19 @@ def _spread() -> Iterator[Scenario]:
     def out_of_place(name: str) -> bool:
         return not OPERATIONS[name].in_place
 
-    inputs = [
-        Cell(operation, dtype, numel=20, root=1, reads=layout, writes=layout if in_place else "contiguous", path=path)
-        for operation in OPERATIONS
-        for in_place in (not out_of_place(operation),)
-        for dtype in ("float32", "int64")
-        for layout in (*_SPREAD, "expanded")
-        for path in ("public", "group")
-    ]
-    yield from _grid.cells("LAY-05", inputs, 2, 3, refusable=True)
     operations = list(filter(out_of_place, OPERATIONS))
-    outputs = every_cell(operations, _DTYPES, numel=20, root=1, writes=_SPREAD, path=("public", "group"))
-    yield from _grid.cells("LAY-06", outputs, 2, 3, refusable=True)
+    for dtypes, world_sizes in ((_DTYPES, (2, 3)), (("complex128",), (2,)), (("complex64",), (3,))):
+        inputs = [
+            Cell(operation, dtype, numel=20, root=1, reads=layout, writes=writes, path=path)
+            for operation, what in OPERATIONS.items()
+            for dtype in dtypes
+            for layout in (*_SPREAD, "expanded")
+            for writes in (layout if what.in_place else "contiguous",)
+            for path in ("public", "group")
+        ]
+        yield from _grid.cells("LAY-05", inputs, *world_sizes, refusable=True)
+        outputs = every_cell(operations, dtypes, numel=20, root=1, writes=_SPREAD, path=("public", "group"))
+        yield from _grid.cells("LAY-06", outputs, *world_sizes, refusable=True)
     permuted = [
         Cell(operation, "float32", numel=24, root=1, reads=reads, writes=writes)
         for operation in OPERATIONS
