@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from conformance.programs.operations.calls import Issued
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import CALLED, OPERATIONS, Place
 from conformance.programs.operations.judging import Truth
+from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.store_messages import Board
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
@@ -39,7 +41,8 @@ def _names(scenario: Scenario) -> tuple[str, ...]:
 def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
     """Issue `operation` on all ranks but the last, which calls when the others have called is_completed(), or too late.
 
-    Ranks that receive nothing from the last one may be done before it calls.
+    Each rank calls it twice, because ranks must be counted, and not calls. Ranks that receive nothing from the last one
+    may be done before it calls.
     """
     board, last = Board("early"), ctx.world_size - 1
     seen: dict[str, str] = {"call": "", "asked": ""}
@@ -48,7 +51,7 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
         operation = str(ctx.arguments["operation"])
         place = Place(ctx.rank, ctx.world_size, CALLED[operation].root_needing(last))
         cell = Cell(operation, "int64", lifetime="wait", root=place.root)
-        tensors = Tensors.of(Truth(cell, place), ctx.device)
+        both = [Tensors.of(Truth(cell, replace(place, turn=turn)), ctx.device) for turn in range(2)]
         if ctx.rank == last:
             missing = board.lacking([f"asked/{rank}" for rank in range(last)], _PATIENCE)
             board.put("came")
@@ -56,10 +59,10 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
                 seen["call"] = (
                     "some rank had not come back from the call, or from is_completed(), when the last one came"
                 )
-        issued = tensors.issue(ctx.process_group)
+        works = [work for tensors in both for work in tensors.issue(ctx.process_group).works]
         if ctx.rank != last:
             came = board.has("came")
-            early = [work.is_completed() for work in issued.works]
+            early = [work.is_completed() for work in works]
             if came:
                 seen["call"] = "the call came back only when the last rank had come"
             elif board.has("came"):
@@ -67,7 +70,7 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
             elif cell.what.needs_rank(place, last) and (all(early) if cell.what.of_pairs else not early or any(early)):
                 seen["asked"] = "the Work was completed" if early else "there was no Work, as if it had been completed"
             board.put(f"asked/{ctx.rank}")
-        for work in issued.works:
+        for work in works:
             work.wait()
         return seen["call"]
 
@@ -76,15 +79,21 @@ def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
 
 
 _KINDS = tuple(name for name, operation in OPERATIONS.items() if not operation.needs)
-_OWN = ("works in flight at once", "works waited for from the last to the first", "works waited for by two threads")
+_OWN = (
+    "works in flight at once", "works waited for from the last to the first", "works waited for by two threads",
+    "futures of works, once all are done", "results of works, once all are done",
+)  # fmt: skip
 
 
 @judged(
     "works_of_their_own", always(*_OWN),
-    speaks_for={_OWN[0]: ("WORK-15",), _OWN[1]: ("WORK-16",), _OWN[2]: ("WORK-04",)},
+    speaks_for={_OWN[0]: ("WORK-15",), _OWN[1]: ("WORK-16",), _OWN[2]: ("WORK-04",), "*all are done": ("WORK-15",)},
 )  # fmt: skip
 def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
-    """Issue several operations at once, and wait for them in other orders, also in two threads."""
+    """Issue several operations at once, and wait for them in other orders, also in two threads.
+
+    What a Work and its future hold must be there still when later operations are done.
+    """
 
     def begin() -> list[tuple[Tensors, Issued]]:
         begun = []
@@ -136,7 +145,18 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
         values = first_wrong(*(wrong(tensors) for tensors, _ in begun))
         return values or unlike("two threads' waits gave", answers, [True] * number)
 
-    return dict(zip(_OWN, (at_once, backwards, in_threads), strict=True))
+    def held(lifetime: str) -> str:
+        begun = begin()
+        for tensors, issued in begun:
+            wait(_OWN[0], tensors, issued)
+        clauses = []
+        for tensors, issued in begun:
+            found = complete(issued, lifetime, lambda: None, Patience())
+            clauses.append(found and f"of {tensors.truth.cell.operation} {found}")
+        return first_wrong(*clauses)
+
+    trials = (at_once, backwards, in_threads, partial(held, "value"), partial(held, "result"))
+    return dict(zip(_OWN, trials, strict=True))
 
 
 _CALLBACKS = tuple(f"a callback of {operation} that waits for an all_reduce" for operation in _KINDS)

@@ -10,6 +10,8 @@ import torch
 from conformance.mutants.spoilt import WorkAround, WorkDone, finished, gives, spoils, spoils_work
 
 _COLLECTIVES = ("allreduce", "allgather", "all_gather_single", "broadcast")
+#: So many elements has the one buffer of `holds_results_in_one_buffer`.
+_ROOM = 100
 
 
 @spoils_work("wait", *_COLLECTIVES)
@@ -356,3 +358,33 @@ class blocks_no_stream(WorkAround):
 
     def block_current_stream(self) -> None:
         pass
+
+
+@spoils("broadcast")
+def holds_results_in_one_buffer(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: what the Work of a broadcast gives as its result lies in a buffer that the next broadcast writes over."""
+    work = finished(call(tensors, *options))
+    (one,) = tensors
+    if one.numel() > _ROOM or not one.is_contiguous():
+        return work
+    room = group.__dict__.setdefault(f"_room_of_{one.dtype}", one.new_empty(_ROOM))
+    room[: one.numel()] = one.reshape(-1)
+
+    class Holds(WorkAround):
+        def result(self) -> Any:
+            return [room[: one.numel()].view(one.shape)]
+
+    return Holds(work)
+
+
+@spoils("allgather")
+def counts_calls_for_ranks(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: an all_gather says that it is completed when it was called as often as there are ranks, by whomever."""
+    store, size = group.get_group_store(), group.size()
+    due = -(-store.add("all_gathers", 1) // size) * size
+
+    class Counts(WorkAround):
+        def is_completed(self) -> bool:
+            return bool(store.add("all_gathers", 0) >= due)
+
+    return Counts(call(outputs, inputs, *options))
