@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import get_gradient_edge
 from torch.futures import Future
@@ -657,8 +657,14 @@ def RoundsSparseAverages(reduction: Reduction, hand_out: Call, bucket: Bucket, b
     hand_out(bucket, buffer, used)
 
 
-@replaces(ActsAfterBackward, "after_reduced")
-def AveragesBareBackwards(ddp: ActsAfterBackward, after_reduced: Call) -> None:
-    """BUG: once averages are handed out, the next backward is awaited at once, whoever's it is."""
-    after_reduced()
-    ddp.reducer.prepare_for_backward([])
+@replaces(TorchDDP, "__init__")
+def AveragesBareBackwards(ddp: TorchDDP, init: Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
+    """BUG: every forward of the module awaits a backward to be averaged, also one without the wrapper."""
+    init(module, *args, **kwargs)
+    wrapper = weakref.ref(ddp)
+
+    def arm(*_: Any) -> None:
+        if (alive := wrapper()) is not None and alive.require_backward_grad_sync and torch.is_grad_enabled():
+            alive.reducer.prepare_for_backward([])
+
+    module.register_forward_hook(arm)
