@@ -43,9 +43,9 @@ _HEAD = """\
 
 Made by `bash ci/torch_versions.sh`, which stores what it finds on each version in `ci/torch_versions`.
 
-`ddp_impl` supports the five latest minor versions of torch, {window}, on CPython 3.11 and newer. On another one it may
-work; `python -m ddp_impl.torch_internals` says, in a second and without a scenario, whether a private name of torch
-that it needs is missing, and what is lost then. CI runs torch {pinned}.
+`ddp_impl` supports the five latest minor versions of torch, {window}, on CPython 3.11 and newer; nothing here ran on
+3.14. On another one it may work; `python -m ddp_impl.torch_internals` says, in a second and without a scenario, whether
+a private name of torch that it needs is missing, and what is lost then. CI runs torch {pinned}.
 
 What the installed torch lacks, such as an option of its DDP, is UNSUPPORTED in the column of torch's DDP. CUDA builds
 ran on a machine without a GPU, too. There mixed precision and optimizers in backward of torch's DDP end with an error,
