@@ -259,6 +259,7 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
 _BESIDE = (
     "is_completed() of an irecv while other operations of its group come and go",
     "messages in two groups of the same ranks",
+    "irecvs under way in two groups of the same ranks",
 )
 
 
@@ -280,19 +281,19 @@ def messages_beside(ctx: RankContext) -> Mapping[str, Trial]:
             work.wait()
         return wrong or wrong_message(ctx, room, previous)
 
-    def in_two_groups() -> str:
+    def in_two_groups(receive: Callable[..., Any]) -> str:
         groups = [dist.new_group() for _ in range(2)]
         sent = [message(ctx, ctx.rank, following, number) for number in range(2)]
         rooms = [room_for(ctx) for _ in groups]
         works: list[Any] = [
             dist.isend(one, group=group, group_dst=following) for one, group in zip(sent, groups, strict=True)
         ]
-        for number in (1, 0):
-            dist.recv(rooms[number], group=groups[number], group_src=previous)
-        for work in works:
+        received = [receive(rooms[number], group=groups[number], group_src=previous) for number in (1, 0)]
+        for work in works + [one for one in received if isinstance(one, dist.Work)]:
             work.wait()
         for group in groups:
             dist.destroy_process_group(group)
         return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
-    return dict(zip(_BESIDE, (asked, in_two_groups), strict=True))
+    trials = (asked, partial(in_two_groups, dist.recv), partial(in_two_groups, dist.irecv))
+    return dict(zip(_BESIDE, trials, strict=True))
