@@ -5,11 +5,11 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -53,6 +53,8 @@ from conformance.workers.zygote_process import ZygoteProcess
 
 #: Its docstring says what is wrong with it.
 NO_DIVISION = "conformance.chapters.gradients.mutants:NoDivision"
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +182,14 @@ def test_what_has_a_class_of_its_own_can_be_copied_and_trained(kind: str, how: s
     assert truth_of(PROBED.replace(arguments=training.to_json(), options=options))
 
 
+def _last(options: Sequence[T]) -> T:
+    return options[-1]
+
+
 @pytest.mark.parametrize(("kind", "store"), [("join", ""), ("copy", ""), ("step", "served")])
 def test_where_torch_asks_for_the_group_it_is_one_of_its_own(kind: str, store: str) -> None:
     actions = (Action("forward", "plain"), Action(kind, ACTIONS[kind][0]), Action("backward", "together"))
-    drawn = with_own_classes(PROBED.replace(arguments=Training(actions=actions).to_json()), itemgetter(-1))
+    drawn = with_own_classes(PROBED.replace(arguments=Training(actions=actions).to_json()), _last)
     assert Training.of(drawn).store == store
 
 

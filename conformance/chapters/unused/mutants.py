@@ -207,4 +207,5 @@ def LosesIntegersOfIdleRanks(expectation: FindUnused, tie: Call, output: Any, te
     """BUG: where forward used no parameter, outputs that can have no gradient are lost."""
     tied = tie(output, tensors)
     is_idle = tied is not output
-    return map_tensors(lambda one: None if is_idle and not one.is_floating_point() else one, tied)
+    lost: Any = None
+    return map_tensors(lambda one: lost if is_idle and not one.is_floating_point() else one, tied)
