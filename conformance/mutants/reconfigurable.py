@@ -39,7 +39,8 @@ class Reconfigurable(Relay):
 
 def reconfigured(kind: type[Reconfigurable]) -> Backend:
     """Return the backend whose groups that get members by handles are of a class: a class decorator."""
-    return dataclasses.replace(GLOO, name=kind.__name__, create_unconnected=kind)
+    connected = type(kind.__name__, (Relay,), {"__doc__": kind.__doc__})
+    return dataclasses.replace(GLOO, name=kind.__name__, create=connected, create_unconnected=kind)
 
 
 RECONFIGURABLE = reconfigured(Reconfigurable)

@@ -9,7 +9,7 @@ from itertools import islice
 
 import torch
 
-from conformance.backends.backend import Backend
+from conformance.backends.backend import UNKNOWN_TO_TORCH, Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
 from conformance.run.lacking import lacking
@@ -156,6 +156,7 @@ class _Climber:
 
     def __init__(self, backend: Backend, controller: Controller, world_size: int, deadline_s: float) -> None:
         self._backend = backend
+        self._declared = backend.capabilities - UNKNOWN_TO_TORCH
         self._controller = controller
         self._world_size = world_size
         self._deadline_s = deadline_s
@@ -169,14 +170,14 @@ class _Climber:
         torch_ddp = KNOWN["torch"]
         yield _ALONE, 1, torch_ddp
         for rung in (_TOGETHER, _NAMED, *COLLECTIVES):
-            if rung.is_tried(self._world_size, self._backend.capabilities):
+            if rung.is_tried(self._world_size, self._declared):
                 yield rung, self._world_size, torch_ddp
         for ddp in dict.fromkeys((torch_ddp, subject)):
             yield STEP_OF_KNOWN if ddp in KNOWN.values() else STEP, self._world_size, ddp
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         started = time.perf_counter()
-        scenario = rung.scenario(world_size, self._deadline_s, self._backend.capabilities)
+        scenario = rung.scenario(world_size, self._deadline_s, self._declared)
         observations, expected = loop.run(
             loop.together,
             partial(self._controller.observe, scenario, subject, self._fresh),
@@ -185,7 +186,7 @@ class _Climber:
         facts = _facts(expected, observations)
         found = find_breakage(scenario, observations, facts, advice=rung.hint, method=rung.method)
         duration_ms = (time.perf_counter() - started) * 1000
-        declared = not rung.capability or rung.capability in self._backend.capabilities
+        declared = not rung.capability or rung.capability in self._declared
         name = f"{rung.name} of {subject.name}" if rung in _STEPS else rung.name
         status, detail = _judge(rung, found, declared)
         return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
