@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,10 @@ def load_programs() -> Mapping[str, Program]:
 
 
 def _import_next() -> None:
-    importlib.import_module(_unimported()[-1])
-    _unimported().pop()  # afterwards: one that cannot be imported raises each time
+    name = _unimported()[-1]
+    importlib.import_module(name)
+    with suppress(ValueError):  # another thread, or what was imported, has been as far
+        _unimported().remove(name)  # afterwards: one that cannot be imported raises each time
 
 
 @cache
