@@ -127,6 +127,14 @@ class Older(DistributedDataParallel):
     """Ours, before it knows of that."""
 
 
+def test_attributes_are_found_whose_number_takes_more_than_a_byte() -> None:
+    source = "def __init__(self):\n" + "".join(f"    self.read{n}\n" for n in range(300)) + "    self.assigned = 1\n"
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    theirs = type("Theirs", (), {"__init__": scope["__init__"]})
+    assert torch_names.refuse_absent(type("Ours", (), {}), theirs) == {"assigned"}
+
+
 def test_what_the_installed_torch_has_and_we_have_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every version of torch: arguments, attributes and methods are there, or refused with a sentence."""
     theirs, ours = (set(inspect.signature(cls).parameters) for cls in (torch_names.TORCH_DDP, DistributedDataParallel))
