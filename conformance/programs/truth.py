@@ -53,8 +53,8 @@ class PlainContext(RankContext):
     def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
         """Report `must` as the expected fact, or the value that it has here if the program states no demand."""
         if must is UNSTATED:
-            is_mistake = isinstance(value, Raised) and value.type in _MISTAKES
-            certain(not is_mistake, f"program {self.scenario.program} itself raises {value}")
+            if isinstance(value, Raised):
+                certain(value.type not in _MISTAKES, f"program {self.scenario.program} itself raises {value}")
             super().observe(name, value)
         else:
             certain(name not in self.facts, f"fact {name} observed twice")
