@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(machine_time, "time", clock)
     monkeypatch.setattr(machine_time, "_stops", [])
-    monkeypatch.setattr(machine_time, "_earlier_s", 0.0)
+    monkeypatch.setattr(machine_time, "_stopped_s", 0.0)
     monkeypatch.setattr(machine_time, "_listened_at", math.inf)
     return clock
 
@@ -120,14 +120,20 @@ def test_a_coroutine_that_sleeps_is_not_woken_earlier_because_the_machine_stood_
     assert machine.deadline_to_sleep_time(until - 1.0) == 0.0
 
 
-def test_stops_of_long_ago_are_summed_up(clock: Clock) -> None:
-    num_stops = 2 * machine_time._MOST_STOPS
-    early, began = machine_time.now(), clock.at
-    for second in range(num_stops, 0, -1):  # a stop of a second every two
-        machine_time._stops.append((began - 2 * second, began - 2 * second + 1))
+def test_moments_before_within_and_after_stops(clock: Clock) -> None:
+    num_stops = machine_time._MOST_STOPS + 10
+    machine_time.resume()
+    early = machine_time.now()
+    for _ in range(num_stops):
+        clock.sleep(TURN_S)
         machine_time.resume()
-    assert len(machine_time._stops) <= machine_time._MOST_STOPS
-    assert machine_time.moment(began) == pytest.approx(early - num_stops, abs=0.01)
+        clock.sleep(_STOP_S)
+        machine_time.resume()
+    assert len(machine_time._stops) == machine_time._MOST_STOPS
+    last = early + num_stops * TURN_S
+    assert machine_time.now() == pytest.approx(last)
+    for ago_s, earlier_s in ((0.5, 0.0), (_STOP_S, 0.0), (_STOP_S + TURN_S / 2, TURN_S / 2)):
+        assert machine_time.moment(clock.at - ago_s) == pytest.approx(last - earlier_s)
 
 
 _DEADLINE_S = 1.0

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 _MOST_STOPS = 1000
 
 _stops: list[tuple[float, float]] = []  # from, until, by `time.monotonic`; in order, none within another
-_earlier_s = 0.0  # of the stops before these
+_stopped_s = 0.0  # in these and in earlier stops
 _listened_at = math.inf  # when a thread of this process last ended a turn of waiting
 _lock = threading.Lock()
 
@@ -32,11 +32,12 @@ def now() -> float:
 def moment(monotonic_s: float) -> float:
     """Return a moment of this machine's monotonic clock, not later than the present one, by this clock."""
     with _lock:
-        return (
-            monotonic_s
-            - _earlier_s
-            - sum(min(end, monotonic_s) - start for start, end in _stops if start < monotonic_s)
-        )
+        stopped_s = _stopped_s
+        for start, end in reversed(_stops):  # none, where the moment is the present one
+            if end <= monotonic_s:
+                break
+            stopped_s -= end - max(start, monotonic_s)
+        return monotonic_s - stopped_s
 
 
 def resume() -> None:
@@ -45,15 +46,15 @@ def resume() -> None:
     Call it where a deadline may be found to have passed that nobody has listened until. Several threads may meet the
     same stop.
     """
-    global _earlier_s, _listened_at
+    global _stopped_s, _listened_at
     with _lock:
         start = max(_listened_at, _stops[-1][1]) if _stops else _listened_at
         _listened_at = woke = time.monotonic()
         if woke - start > LATE_S:
             _stops.append((start, woke))
+            _stopped_s += woke - start
         if len(_stops) > _MOST_STOPS:
-            start, end = _stops.pop(0)
-            _earlier_s += end - start
+            _stops.pop(0)
 
 
 def sleeps(seconds: float) -> float:
