@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -45,8 +46,8 @@ def scenario(program: str, **changes: Any) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo"), preload=(PROGRAMS,)) as controller:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), preload=(PROGRAMS,), zygote=zygote) as controller:
         yield controller
 
 
@@ -167,6 +168,14 @@ def test_fresh_ranks_leave_those_that_are_warm(controller: Controller) -> None:
     slow = scenario("slow", arguments={"times": 1, "seconds": 0.3})
     _, warm = beside(controller, slow, partial(controller.observe, scenario("idle"), TORCH))
     assert pids(warm) == first
+
+
+def test_ranks_that_were_ended_run_nothing_more(controller: Controller) -> None:
+    """Also where they have left nothing behind: one may have died once it had answered."""
+    run(controller, scenario("idle"))
+    pool = next(one for one in controller._pools() if one.reusable)
+    pool.close()
+    assert not pool.reusable
 
 
 def test_ranks_that_nobody_needs_for_long_are_ended(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,12 +453,11 @@ def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(controller: 
     assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
 
 
-def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -> None:
+def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack(zygote: ZygoteProcess) -> None:
     """Another host's agent may look at the rank that waits for it a moment later, and must find it waiting."""
-    zygote = ZygoteProcess(None, (PROGRAMS,))
-    try:
-        zygote.await_ready()
-        pool = Pool(zygote, [Seat(rank, 2, "gloo") for rank in range(2)])
+    zygote.preload((PROGRAMS,))
+    zygote.await_ready()
+    with closing(Pool(zygote, [Seat(rank, 2, "gloo") for rank in range(2)])) as pool:
         faults = (Fault("stop", rank=1, at="backward"),)
 
         async def stop() -> dict[int, Observation]:
@@ -460,8 +468,6 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
         observations = loop.run(stop)
         assert [one.fate.kind for one in observations.values()] == ["hung", "hung"]
         assert not wait(pool._channels, 0.5)  # neither has ended its step
-    finally:
-        zygote.close()
 
 
 @pytest.mark.nightly

@@ -134,6 +134,7 @@ class Pool:
 
     def close(self) -> None:
         """Kill the ranks."""
+        self.retire()
         for seat in self._seats.values():
             self._zygote.signal(seat, signal.SIGKILL)
         for channel in self._channels:
