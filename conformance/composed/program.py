@@ -20,6 +20,7 @@ from conformance.composed.refusal import refusal
 from conformance.composed.snapshots import AT_THE_END, CONSTRUCTED, OBSERVED
 from conformance.composed.trainee import JOIN_TURNS, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
+from conformance.composed.transforms import FORWARD_MODE
 from conformance.errors import instance
 from conformance.observation import Facts, Raised
 from conformance.programs import RankContext, program, truth_of
@@ -39,6 +40,7 @@ _REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
 @program(
     "composed",
     invariants=("same_until_refused", "refuses_together", "leaves_no_trace"),
+    preload=FORWARD_MODE,
     speaks_for={CONSTRUCTED: ("COMPOSED-02",), AT_THE_END: ("COMPOSED-02",)},
 )
 def composed(ctx: RankContext) -> None:

@@ -28,6 +28,9 @@ def _of_stand_ins(model: Any, inputs: Tensor, where: Where) -> _Given:
     return {f"transformed: {name}": gradient.detach().clone() for name, gradient in given.items()}
 
 
+#: What torch imports, and compiles, at a process's first forward-mode derivative: for 0.2 s of a processor.
+FORWARD_MODE = ("torch._decomp.decompositions_for_jvp",)
+
 #: Functions of the model, rows and the place of the forward; each returns facts by name.
 TRANSFORMS: Mapping[str, Callable[[Any, Tensor, Where], _Given]] = {
     "grad": partial(_of_rows, lambda call, inputs: torch.func.grad(lambda rows: call(rows).sum())(inputs)),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.composed.transforms import FORWARD_MODE
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.programs import RankContext, observe_run, program, run_steps
 
@@ -52,7 +53,7 @@ def _rows(given: Any) -> Any:
     return given[0] if isinstance(given, tuple) else given
 
 
-@program("transforms", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+@program("transforms", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=FORWARD_MODE)
 def transforms(ctx: RankContext) -> None:
     """Train some steps, and call the wrapper within a transform in step `at`.
 
