@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import NamedPath, jobs_option, subject_options
 from conformance.report.console import make_console, say
@@ -76,7 +77,6 @@ def command(
     from conformance.run.scenario_runner import ScenarioRunner
     from conformance.workers.controller import Controller
     from conformance.workers.finder import find_backend, find_subject
-    from conformance.workers.zygote_process import ZygoteProcess
 
     subject, backend_value = find_subject(ddp), find_backend(backend)
     probed = PROBED.replace(world_size=max(world_sizes))
@@ -117,7 +117,7 @@ def command(
     console.print(f"Seeds: {', '.join(map(str, seeds))}", soft_wrap=True)
     with (
         interrupted_once("; failures found so far are kept"),
-        closing(ZygoteProcess(None, preload)) as shared,
+        early_zygote() as shared,
         console.status("starting ranks") as status,
     ):
         with Controller(backend_value, preload=preload, zygote=shared) as controller:

@@ -332,6 +332,7 @@ def test_a_ddp_that_is_none_is_a_mistake_in_the_question() -> None:
     assert "cannot be constructed around a small MLP" in result.output
 
 
+@pytest.mark.usefixtures("lent_zygote")
 def test_what_was_there_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = tmp_path / "report" / "report.json"

@@ -108,6 +108,7 @@ def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
     assert "run with --keep-histories" in diff(report, report, "--again", report)
 
 
+@pytest.mark.usefixtures("lent_zygote")
 def test_a_run_keeps_what_all_lanes_observed(tmp_path: Path) -> None:
     names = ["gradients/GRAD-01/mlp-world2", "gradients/GRAD-01/frozen-world2"]
     arguments = ["run", *names, "--no-native", "--jobs", "2", "--keep-histories", "-q", "--report", str(tmp_path)]
