@@ -25,6 +25,7 @@ from conformance.subjects.subject import NO_DDP
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend
+from conformance.workers.zygote_process import ZygoteProcess
 
 
 def test_gloo_is_known_and_usable() -> None:
@@ -138,7 +139,9 @@ def test_what_no_backend_has_for_want_of_a_newer_torch_is_unsupported_whatever_i
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("without_time", Verdict.PASS), ("ends_at_once", Verdict.FAIL)])
-def test_what_ends_with_its_timeout_is_not_taken_for_a_refusal(name: str, verdict: Verdict) -> None:
+def test_what_ends_with_its_timeout_is_not_taken_for_a_refusal(
+    zygote: ZygoteProcess, name: str, verdict: Verdict
+) -> None:
     """A backend that is right loses a group so on a machine that is too busy; one that refuses keeps its group."""
     backend = get_backend(f"broken_backends:{name}")
     cells = [Cell("broadcast", numel=20, root=1, reads="strided", writes="strided").to_json()]
@@ -146,6 +149,6 @@ def test_what_ends_with_its_timeout_is_not_taken_for_a_refusal(name: str, verdic
         "layouts/LAY-05/broadcast", ("LAY-05",), "operation_cells", world_size=2, min_collectives=0, recorded=False,
         arguments={"cells": cells, "refusable": True},
     )  # fmt: skip
-    with Controller(backend, preload=preloads_of([scenario])) as controller:
+    with Controller(backend, preload=preloads_of([scenario]), zygote=zygote) as controller:
         runner = ScenarioRunner(NO_DDP, backend, controller, native=False)
         assert runner.run(scenario).subject.verdict == verdict

@@ -23,6 +23,7 @@ from conformance.truth.expected import Raises, Right, Satisfies
 from conformance.verdict import Verdict
 from conformance.waiting import loop
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 OTHER_KERNELS = "fixtures.other_kernels:BACKEND"
 ROUNDED = (
@@ -33,8 +34,8 @@ ROUNDED = (
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Controller]:
-    with Controller(get_backend(OTHER_KERNELS)) as controller:
+def ranks(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend(OTHER_KERNELS), zygote=zygote) as controller:
         yield controller
 
 
