@@ -15,6 +15,7 @@ import msgspec
 
 T = TypeVar("T")
 _CONTAINERS = (dict, list)
+_SCALARS = frozenset({str, int, bool, type(None)})
 
 
 class MismatchError(ValueError):
@@ -48,6 +49,8 @@ def encode(value: Any) -> Any:
 
     A number that JSON cannot hold becomes its name, such as `nan`, in a field of type `float | str`.
     """
+    if type(value) in _SCALARS:  # as nearly all are
+        return value
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -51,5 +51,10 @@ def hangs_after(outcome: Outcome, num_hangs: int) -> int:
 
 def nothing_but_hangs(outcomes: Iterable[Outcome]) -> int:
     """Return how many scenarios hung if every one that could run did so, and was not known to; else 0."""
-    ran = [one for one in outcomes if one.subject.verdict is not Verdict.UNSUPPORTED]
-    return len(ran) if all(one.subject.hung and one.is_failure for one in ran) else 0
+    num_hung = 0
+    for one in outcomes:
+        if one.subject.verdict is not Verdict.UNSUPPORTED:
+            if not (one.subject.hung and one.is_failure):
+                return 0
+            num_hung += 1
+    return num_hung

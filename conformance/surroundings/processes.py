@@ -14,7 +14,7 @@ def processes() -> list[Path]:
 
 def is_stopped(pid: int) -> bool:
     """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
-    stat = _stat(Path(f"/proc/{pid}"))
+    stat = _stat(pid)
     return stat is not None and stat.state in ("T", "t")
 
 
@@ -24,8 +24,9 @@ def children_of(pid: int) -> dict[int, str]:
     Kernels without a list of children need a search of all processes, which takes milliseconds or more.
     """
     numbers = _listed_children_of(pid)
-    folders = processes() if numbers is None else [Path(f"/proc/{number}") for number in numbers]
-    stats = {int(folder.name): _stat(folder) for folder in folders}
+    if numbers is None:
+        numbers = [folder.name for folder in processes()]
+    stats = {int(number): _stat(number) for number in numbers}
     return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
 
 
@@ -51,9 +52,10 @@ class _Stat(NamedTuple):
     parent: int
 
 
-def _stat(folder: Path) -> _Stat | None:
+def _stat(pid: int | str) -> _Stat | None:
     try:
-        text = (folder / "stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain any character

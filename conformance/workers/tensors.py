@@ -115,5 +115,7 @@ def _dense(one: Strided) -> Tensor:
         raise ValueError(f"strides {one.stride} leave gaps in a tensor of shape {one.shape}")
     if not num_elements:
         return torch.empty(one.shape, dtype=dtype)
-    tensor = torch.empty_strided(one.shape, one.stride, dtype=dtype)
-    return tensor.copy_(torch.frombuffer(bytearray(one.data), dtype=dtype).view(one.shape))
+    values = torch.frombuffer(bytearray(one.data), dtype=dtype).view(one.shape)
+    if values.stride() == one.stride:
+        return values
+    return torch.empty_strided(one.shape, one.stride, dtype=dtype).copy_(values)
