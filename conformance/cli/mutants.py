@@ -213,7 +213,7 @@ def _judge_generated(
     """Judge mutants of the DDP called `of`, by profile quick and then by more of `profile`."""
     from conformance.backends.gloo import GLOO
     from conformance.mutants.definition import sampled
-    from conformance.mutants.generated import Campaign, modules_of
+    from conformance.mutants.generated import Campaign
     from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.cheapest import one_per_requirement
@@ -223,15 +223,17 @@ def _judge_generated(
     from conformance.suite import load_scenarios
 
     catalogue, subject = load_catalogue(), get_subject(of)
-    mistakes = sampled(names, sample, seed, modules_of(subject))
     further = in_profile(profile, load_scenarios(), catalogue)
     level = {one.id for one in further}
     quick = [one for one in in_profile(QUICK, load_scenarios(), catalogue) if one.id in level]
     first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
     with Campaign(subject, folder, tuple(first.values()), further) as campaign:
         campaign.trace(lambda text: say(text, err=True))
+        num_made = len(sampled(names, None, seed, campaign.modules))
+        executed = sampled(names, None, seed, campaign.modules, campaign.is_executed)
+        say(f"{len(executed)} of {num_made} mistakes are in lines that the scenarios execute", err=True)
         with _printing_verdicts(subject.name) as take:
-            campaign.judge_all(mistakes, jobs or num_lanes(GLOO, processors_each=2), take)
+            campaign.judge_all(executed[:sample], jobs or num_lanes(GLOO, processors_each=2), take)
 
 
 def _judge_definition(

@@ -123,9 +123,16 @@ def headline(of: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def sampled(
-    names: Sequence[str], size: int | None, seed: int, modules: Sequence[ModuleType] = DEFINITION
+    names: Sequence[str],
+    size: int | None,
+    seed: int,
+    modules: Sequence[ModuleType] = DEFINITION,
+    is_meant: Callable[[Mistake], bool] = lambda _: True,
 ) -> list[Mistake]:
-    """Return so many mistakes (None: all), evenly over functions; those whose name holds one of `names`, if any."""
+    """Return so many mistakes (None: all), evenly over functions; those whose name holds one of `names`, if any.
+
+    Others than those that are meant do not count.
+    """
     of_function: dict[str, list[Mistake]] = defaultdict(list)
     for mistake in itertools.chain.from_iterable(map(mistakes_in, modules)):
         of_function[f"{mistake.module} {mistake.function}"].append(mistake)
@@ -135,7 +142,7 @@ def sampled(
     random.Random(seed).shuffle(chosen)
     for made in chosen:
         random.Random(seed).shuffle(made)
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*chosen))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(filter(is_meant, made) for made in chosen)))
     return list(itertools.islice(filter(None, in_turn), size))
 
 

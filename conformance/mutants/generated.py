@@ -1,8 +1,8 @@
 """Mutants of a DDP that a machine makes, judged on ranks, as `definition.py` judges mutants of the definition.
 
-One zygote forks all ranks; the ranks of a mutant make its mistake before they load the DDP. A mutant meets scenarios of
-profile quick and one of each requirement, then further ones of their requirements, each if it executes the mutant's
-line: what that is, a run with a trace shows once, before the first mutant meets the scenario.
+One zygote forks all ranks; the ranks of a mutant make its mistake before they load the DDP. Mistakes are made in lines
+that scenarios of profile quick, or one of each requirement, execute: what that is, a run with a trace shows once. A
+mutant meets those that execute its line, then further ones of their requirements.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
@@ -40,7 +41,11 @@ from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: A mutant that ranks have not killed in so many CPU seconds survives; one called equivalent gets less.
-_MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 8.0, 2.0
+_MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 12.0, 2.0
+#: So long is looked for further scenarios that execute a mutant's line.
+_MOST_TRACING_S = 8.0
+#: So many scenarios that have killed mutants of the same module come first.
+_MOST_KILLERS = 6
 #: No mistake is made in tests, nor in what runs before ranks do.
 _LEFT_OUT = ("tests", "startup", "__main__")
 _MADE = with_mistake.__module__
@@ -73,7 +78,7 @@ class Campaign:
         self._first = [one.id for one in scenarios if one.id in self._scenarios]
         self._traces = {one.id: one for one in read(folder / _TRACES, Trace)}
         self._spent_s = 0.0
-        self._kills: Counter[str] = Counter()
+        self._kills: Counter[tuple[str, str]] = Counter()
         self._passes: dict[str, bool] = {}
         self._equivalents = equivalents(subject.target, self.modules)
         self._statements = load_catalogue().statements
@@ -93,6 +98,16 @@ class Campaign:
             if number % 50 == 0:
                 say(f"{number:>5}/{len(self._first)}  scenarios traced")
 
+    def is_executed(self, mistake: Mistake) -> bool:
+        """Whether one of the first scenarios executes the line."""
+        lines = self._executed.get(mistake.module, frozenset())
+        return not lines.isdisjoint(range(mistake.lines[0], mistake.lines[1] + 1))
+
+    @cached_property
+    def _executed(self) -> dict[str, frozenset[int]]:
+        traces = [self._trace_of(id_).lines for id_ in self._first]
+        return {name: frozenset[int]().union(*(lines.get(name, ()) for lines in traces)) for name in self._names}
+
     def _trace_of(self, id_: str) -> Trace:
         """Return the lines that a scenario executes; none if it does not pass."""
         if id_ not in self._traces:
@@ -110,7 +125,7 @@ class Campaign:
         known = {one.mistake: one for one in read(file, Verdict)}
         for mistake in filter(known.__contains__, mistakes):
             take(known[mistake])
-            self._kills[known[mistake].killed_by] += 1
+            self._kills[mistake.module, known[mistake].killed_by] += 1
 
         def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
             with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
@@ -122,37 +137,44 @@ class Campaign:
 
     def judge(self, mistake: Mistake) -> Verdict:
         """Ask of a mutant what reaches it, until a scenario kills it or the time is over."""
-        reaching = [id_ for id_ in self._first if self._reaches(mistake, id_)]
+        reaching = [self._traces[id_] for id_ in self._first if self._reaches(mistake, id_)]
         equivalent = self._equivalents.get((mistake.function, mistake.before, mistake.after), "")
         most_s = _MOST_CPU_OF_EQUIVALENT_S if equivalent else _MOST_CPU_S
-        mutant, begun_s, num_run, num_reaching = with_mistake(self._subject, mistake), self._spent_s, 0, len(reaching)
-        for id_ in self._in_turn(reaching):
-            if self._reaches(mistake, id_):
-                result = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
-                cpu_s, num_run = self._spent_s - begun_s, num_run + 1
-                num_reaching = max(num_reaching, num_run)
-                if result.verdict in CAUGHT and self._is_passed(id_):
-                    self._kills[id_] += 1
-                    cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
-                    facts = [cause.sentence, result.summary]
-                    return Verdict(mistake, id_, facts, num_run, num_reaching, cpu_s, equivalent)
-            if self._spent_s - begun_s > most_s:
+        mutant, cpu_s, num_run = with_mistake(self._subject, mistake), 0.0, 0
+        for id_ in self._in_turn(mistake, reaching):
+            begun_s, num_run = self._spent_s, num_run + 1
+            result = self._run(mutant, hurried(self._scenarios[id_], HANGS_IN_A_ROW))
+            cpu_s += self._spent_s - begun_s
+            num_reaching = max(len(reaching), num_run)
+            if result.verdict in CAUGHT and self._is_passed(id_):
+                self._kills[mistake.module, id_] += 1
+                cause = cause_of(Outcome.of(self._scenarios[id_], result), self._statements)
+                facts = [cause.sentence, result.summary]
+                return Verdict(mistake, id_, facts, num_run, num_reaching, cpu_s, equivalent)
+            if cpu_s > most_s:
                 break
-        return Verdict(mistake, "", [], num_run, num_reaching, self._spent_s - begun_s, equivalent)
+        return Verdict(mistake, "", [], num_run, max(len(reaching), num_run), cpu_s, equivalent)
 
     def _reaches(self, mistake: Mistake, id_: str) -> bool:
         return self._trace_of(id_).reaches(mistake.module, mistake.lines)
 
-    def _in_turn(self, reaching: Sequence[str]) -> Iterator[str]:
-        """Yield scenarios that reach the line, former killers first; then others of their requirements, or of all.
-
-        Neighbours ask alike: of the first ones chapters take turns, of the others requirements.
-        """
-        yield from sorted(_in_turns(reaching, _chapter_of), key=lambda id_: -self._kills[id_])
-        requirements = {name for id_ in reaching or self._first for name in self._scenarios[id_].requirements}
+    def _in_turn(self, mistake: Mistake, reaching: Sequence[Trace]) -> Iterator[str]:
+        """Yield scenarios that reach the line: killers, what executes other lines than those, others that ask alike."""
+        kills = {one.id: self._kills[mistake.module, one.id] for one in reaching}
+        killers = sorted(filter(kills.__getitem__, kills), key=lambda id_: -kills[id_])[:_MOST_KILLERS]
+        yield from killers
+        yield from _unlike_first([one for one in reaching if one.id not in killers])
+        requirements = {name for one in reaching for name in self._scenarios[one.id].requirements}
         others = [one for one in self._scenarios.values() if one.id not in self._first]
         asking = cheapest_first(each for each in others if requirements & set(each.requirements))
-        yield from _in_turns([one.id for one in asking], lambda id_: self._scenarios[id_].requirements[0])
+        searched_s = 0.0
+        for id_ in _in_turns([one.id for one in asking], lambda id_: self._scenarios[id_].requirements[0]):
+            begun_s = self._spent_s
+            if self._reaches(mistake, id_):
+                yield id_
+            searched_s += self._spent_s - begun_s
+            if searched_s > _MOST_TRACING_S:
+                return
 
     def _is_passed(self, id_: str) -> bool:
         if id_ not in self._passes:
@@ -168,8 +190,20 @@ class Campaign:
         return result
 
 
-def _chapter_of(id_: str) -> str:
-    return id_.partition("/")[0]
+def _unlike_first(traces: Sequence[Trace]) -> Iterator[str]:
+    """Yield the id of what executes most lines in its time that none before it does; when there are none, begin anew.
+
+    Scenarios that do so use other features, or use them otherwise: of two that are alike one is enough for a while.
+    """
+    left = {one.id: (one.cpu_s, {(name, line) for name in one.lines for line in one.lines[name]}) for one in traces}
+    seen: set[tuple[str, int]] = set()
+    while left:
+        id_ = max(left, key=lambda id_: len(left[id_][1] - seen) / left[id_][0])
+        if seen and left[id_][1] <= seen:
+            seen.clear()
+            continue
+        yield id_
+        seen |= left.pop(id_)[1]
 
 
 def _in_turns(ids: Sequence[str], kind: Callable[[str], str]) -> list[str]:

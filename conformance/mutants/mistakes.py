@@ -88,6 +88,8 @@ def functions_in(namespace: Any, module: str, prefix: str = "") -> dict[str, Fun
             found |= functions_in(vars(value), module, f"{prefix}{name}.")
         elif isinstance(function, FunctionType) and function.__module__ == module:
             found[prefix + name] = function
+        if isinstance(setter := getattr(value, "fset", None), FunctionType):
+            found[f"{prefix}{name}="] = setter
     return found
 
 
@@ -107,7 +109,8 @@ def _text(node: ast.AST) -> str:
 def _all_changes(tree: ast.Module) -> Iterator[tuple[_Spot, str, Any]]:
     for spot in _spots(tree):
         for operator, node in _changes(spot.node, spot.field):
-            yield spot, operator, node
+            if ast.dump(node) != ast.dump(spot.node):  # arguments that are alike may be exchanged
+                yield spot, operator, node
 
 
 def _spots(owner: ast.AST, function: str = "", statement: Any = None, inside: bool = False) -> Iterator[_Spot]:

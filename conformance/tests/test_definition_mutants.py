@@ -1,5 +1,6 @@
 """Mutants of the definition: they are made in a fork alone, what asks for their line kills them, and nothing else."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_a_mistake_is_made_in_a_fork_alone() -> None:
 
     assert list(in_fork(lambda: iter(made()))) == [False]
     assert means.mean_of.__code__ is before
+
+
+def test_mistakes_are_made_in_setters_and_are_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with_setter.py").write_text(
+        "class Held:\n    @property\n    def it(self):\n        return self._it\n\n"
+        "    @it.setter\n    def it(self, value):\n        self._it = max(value, value)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("with_setter")
+    changes = {one.before: one for one in mistakes_in(module)}
+    assert {one.after for one in mistakes_in(module)} == {"return None", "", "min(value, value)", "value"}
+    changes["self._it = max(value, value)"].make()
+    held = module.Held()
+    held.it = 3
+    assert not hasattr(held, "_it")
 
 
 def test_a_mutant_is_killed_where_somebody_asks(scenarios: Mapping[str, Scenario], traces: list[Trace]) -> None:

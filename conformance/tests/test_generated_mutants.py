@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.mutants.definition import equivalents
-from conformance.mutants.generated import Campaign, modules_of
+from conformance.mutants.definition import equivalents, sampled
+from conformance.mutants.generated import Campaign, _unlike_first, modules_of
 from conformance.mutants.mistakes import Mistake, mistakes_in
+from conformance.mutants.truth_trace import Trace
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject
 from conformance.suite import load_scenarios
@@ -45,7 +46,22 @@ def test_what_no_scenario_executes_is_asked_of_nobody(campaign: Campaign) -> Non
     verdict = campaign.judge(mistake("DDP.no_sync", "False", "True"))
     assert verdict.is_open
     assert (verdict.num_run, verdict.num_reaching) == (0, 0)
-    assert {TRAINS, TRAINS_TOO} == campaign._traces.keys()
+    assert {TRAINS} == campaign._traces.keys()
+
+
+def test_mistakes_are_sampled_from_lines_that_scenarios_execute(campaign: Campaign) -> None:
+    executed = sampled((), None, 0, modules_of(SMALL), campaign.is_executed)
+    names = {one.function for one in executed}
+    assert "DDP._finish" in names
+    assert "DDP.no_sync" not in names
+    assert all(campaign._reaches(one, TRAINS) for one in executed)
+
+
+def test_of_scenarios_that_execute_the_same_all_but_one_wait() -> None:
+    lines = {"plain": [1, 2], "twin": [1, 2], "other": [1, 3], "slow": [1, 2, 4]}
+    cpu_s = {"plain": 0.1, "twin": 0.1, "other": 0.2, "slow": 9.0}
+    traces = [Trace(name, {}, {"module": lines[name]}, cpu_s[name]) for name in lines]
+    assert list(_unlike_first(traces)) == ["plain", "other", "slow", "twin"]
 
 
 def test_a_mistake_that_changes_nothing_survives(campaign: Campaign) -> None:
