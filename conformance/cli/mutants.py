@@ -112,7 +112,7 @@ def command(
     if definition or generated:
         with _folder(keep, resume) as folder:
             if generated:
-                _judge_generated(names, of, profile or "full", sample, seed, folder, jobs)
+                _judge_generated(names, of, profile, sample, seed, folder, jobs)
             else:
                 _judge_definition(names, profile or "full", chapter, sample, seed, swaps, folder)
         return
@@ -210,22 +210,23 @@ def _folder(keep: Path | None, resume: bool) -> Iterator[Path]:
 def _judge_generated(
     names: tuple[str, ...], of: str, profile: str, sample: int | None, seed: int, folder: Path, jobs: int
 ) -> None:
-    """Judge mutants of the DDP called `of`, by profile quick and then by more of `profile`."""
+    """Judge mutants of the DDP called `of`, by profile quick and then by more of `profile`; of all, if it is empty."""
     from conformance.backends.gloo import GLOO
     from conformance.mutants.definition import sampled
     from conformance.mutants.generated import Campaign
     from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.cheapest import one_per_requirement
-    from conformance.spec.profile import in_profile
+    from conformance.spec.profile import about_ddps, in_profile
     from conformance.spec.quick import QUICK
     from conformance.subjects.subject import get_subject
     from conformance.suite import load_scenarios
 
     catalogue, subject = load_catalogue(), get_subject(of)
-    further = in_profile(profile, load_scenarios(), catalogue)
+    every = about_ddps(load_scenarios(), catalogue)
+    further = in_profile(profile, every, catalogue) if profile else every
     level = {one.id for one in further}
-    quick = [one for one in in_profile(QUICK, load_scenarios(), catalogue) if one.id in level]
+    quick = [one for one in in_profile(QUICK, every, catalogue) if one.id in level]
     first = {one.id: one for one in (*quick, *(() if profile == QUICK else one_per_requirement(further)))}
     with Campaign(subject, folder, tuple(first.values()), further) as campaign:
         campaign.trace(lambda text: say(text, err=True))
