@@ -22,8 +22,8 @@ NUM_STEPS = 4
 
 #: What a scenario may require besides right gradients: raw gradients in the buckets; buckets in index order; every
 #: parameter once, and no call under no_sync; the bucket's surface; the same buckets on all ranks; one state object;
-#: gradients that live in the bucket that the hook saw.
-ASPECTS = ("raw", "order", "once", "surface", "same_buckets", "state", "storage")
+#: gradients that live in the bucket that the hook saw; lists that the hook may empty.
+ASPECTS = ("raw", "order", "once", "surface", "same_buckets", "state", "storage", "lists")
 
 _SHAPES = ((5,), (3, 4), (2, 3, 2), (7,), (1,), (4, 2), (6,), (3,))
 
@@ -74,8 +74,10 @@ class Journal:
 
     group: Any
     names: Mapping[int, str]
+    empties_lists: bool
     calls: list[Any] = field(default_factory=list)
     raw: dict[str, Tensor] = field(default_factory=dict)
+    lists: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, bucket: Any) -> None:
         buffer, parameters, views = bucket.buffer(), bucket.parameters(), bucket.gradients()
@@ -92,11 +94,16 @@ class Journal:
             "autocast off": not torch.is_autocast_enabled(buffer.device.type),
         }
         self.calls.append((bucket.index(), bucket.is_last(), names, surface, buffer.untyped_storage().data_ptr()))
-        self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}
+        self.raw |= {name: view.clone() for name, view in zip(names, views, strict=False)}  # "surface" counts them
+        if self.empties_lists:
+            parameters.clear()
+            views.clear()
+        self.lists.append((len(bucket.parameters()), len(bucket.gradients())))
 
     def clear(self) -> None:
         self.calls.clear()
         self.raw.clear()
+        self.lists.clear()
 
 
 def _done(tensor: Tensor) -> Future[Any]:
@@ -234,7 +241,8 @@ def hook_calls(ctx: RankContext) -> None:
     """
     answer = ANSWERS[ctx.arguments["answer"]]
     module: Any = _build(ctx.scenario).to(ctx.device)
-    journal = Journal(ctx.process_group, {id(weight): name for name, weight in module.named_parameters()})
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    journal = Journal(ctx.process_group, names, "lists" in ctx.arguments["judge"])
     states: set[int] = set()
 
     def respond(state: Any, bucket: Any) -> Any:
@@ -282,6 +290,9 @@ def _found(ctx: RankContext, module: nn.Module, journal: Journal) -> dict[str, A
         "parameters": sorted(name for _, _, names, *_ in journal.calls for name in names),
         "surface": [surface for *_, surface, _ in journal.calls],
         "storage": all(in_bucket),
+        "asked again": [
+            [len(names), *found] for (_, _, names, *_), found in zip(journal.calls, journal.lists, strict=True)
+        ],
         "same_buckets": same_bits_everywhere(ctx, [layout]),
     }
 
@@ -301,6 +312,7 @@ def _judged(scenario: Scenario, index: int, module: nn.Module) -> Mapping[str, A
         # The first buckets are given up once the order of the gradients is known.
         "storage": {"storage": True} if index >= 2 else {},
         "state": {},
+        "lists": {"asked again": _AS_LONG},
     }
     return {name: must for aspect in judge for name, must in possible[aspect].items()}
 
@@ -321,7 +333,12 @@ def _are_all_true(got: list[dict[str, bool]]) -> bool:
     return bool(got) and all(all(each.values()) for each in got)
 
 
+def _are_as_long(got: list[list[int]]) -> bool:
+    return bool(got) and all(len(set(each)) == 1 for each in got)
+
+
 _FROM_0 = Satisfies("0, 1, 2, ...", _are_from_0)
 _ASCENDING = Satisfies("ascending", _are_ascending)
 _LAST_ONCE = Satisfies("True for the last bucket alone", _is_last_alone)
+_AS_LONG = Satisfies("as many parameters and gradients as before the hook emptied its lists", _are_as_long)
 _ALL_TRUE = Satisfies("true in every respect", _are_all_true)

@@ -71,6 +71,16 @@ def ClonesGradients(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: 
 
 
 @replaces(_Hooked, "around")
+def LendsItsGradients(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
+    """BUG: gradients() is the list that the DDP itself keeps of a bucket."""
+    kept = vars(ddp).setdefault("kept", {})
+    members = tuple(map(id, bucket.parameters()))
+    if bucket.buffer().data_ptr() != kept.get(members, (0,))[0]:
+        kept[members] = bucket.buffer().data_ptr(), bucket.gradients()
+    return hook(state, _Bucket(bucket, gradients=lambda: kept[members][1]))
+
+
+@replaces(_Hooked, "around")
 def OwnIndices(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
     """BUG: every rank counts its buckets from a number of its own."""
     return hook(state, _Bucket(bucket, index=lambda: bucket.index() + dist.get_rank()))

@@ -68,6 +68,7 @@ def _what_hooks_see() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3, 4), _SMALL.at(2, 3, 4), VIEW, _SMALL | VIEW)
     for requirement, (aspect, answer) in _SEEN.items():
         yield from _calls(requirement, dashed(aspect), 2, ways, judge=(aspect,), answer=answer)
+    yield from _calls("HOOK-39", "", 2, each("answer", ANSWERS), _LAYOUTS, judge=("raw", "lists"))
     unused = UNUSED | arguments(unused=True)
     skipping = unused.named("") | SKIPPING
     static_unused = STATIC | arguments("unused", unused=True)
