@@ -71,6 +71,13 @@ def ClonesGradients(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: 
 
 
 @replaces(_Hooked, "around")
+def RemembersGradients(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
+    """BUG: a bucket's gradients() are still those of the buffer that the hook has exchanged."""
+    before = bucket.gradients()
+    return hook(state, _Bucket(bucket, gradients=lambda: list(before)))
+
+
+@replaces(_Hooked, "around")
 def LendsItsGradients(ddp: _Hooked, around: Call, hook: Hook, state: Any, bucket: Any) -> Any:
     """BUG: gradients() is the list that the DDP itself keeps of a bucket."""
     kept = vars(ddp).setdefault("kept", {})

@@ -68,6 +68,8 @@ def _what_hooks_see() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3, 4), _SMALL.at(2, 3, 4), VIEW, _SMALL | VIEW)
     for requirement, (aspect, answer) in _SEEN.items():
         yield from _calls(requirement, dashed(aspect), 2, ways, judge=(aspect,), answer=answer)
+    leaving = each("answer", ("exchanged", "in_place", "several_collectives"))
+    yield from _calls("HOOK-05", "", 2, leaving, _LAYOUTS, judge=("surface",))
     yield from _calls("HOOK-39", "", 2, each("answer", ANSWERS), _LAYOUTS, judge=("raw", "lists"))
     unused = UNUSED | arguments(unused=True)
     skipping = unused.named("") | SKIPPING
