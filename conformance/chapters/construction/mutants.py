@@ -155,6 +155,13 @@ def TakesGroupAndMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 
 
 @replaces(Ours, "__init__")
+def TakesNothingForAllRanks(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: a process group that is empty or 0 stands for the default group."""
+    kwargs["process_group"] = kwargs.get("process_group") or None
+    init(*args, **kwargs)
+
+
+@replaces(Ours, "__init__")
 def TakesNegativeCaps(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: a negative bucket cap is taken for its absolute value."""
     if isinstance(kwargs.get("bucket_cap_mb"), (int, float)):

@@ -46,6 +46,7 @@ _LOCAL = {
     "CONS-08": ("no_parameters", "all_frozen", "all_ignored"),
     "CONS-09": ("two_device_ids", "device_ids_on_cpu", "output_device_on_cpu"),
     "CONS-10": ("group_and_mesh", "two_dimensional_mesh"),
+    "CONS-42": ("group_is_text", "group_is_ranks", "group_of_others", "group_is_0", "group_is_empty"),
     "CONS-11": ("negative_cap", "negative_cap_in_list", "cap_is_text"),
     "CONS-12": ("function", "class"),
     "CONS-13": ("lazy",),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -14,6 +15,7 @@ from conformance.programs import RankContext, observe_run, program, run_steps, s
 from conformance.truth.expected import Raises
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
+_NO_GROUP = Raises(mentions=("group",))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
 _good_step = step_on(4, 3)
 
@@ -179,6 +181,11 @@ MISTAKES: Mapping[str, Mistake] = {
     "two_dimensional_mesh": Mistake(
         _layers, Raises(mentions=("mesh",)), lambda ctx: {"device_mesh": _mesh(ctx, ctx.world_size, 1)}
     ),
+    "group_is_text": Mistake(_layers, _NO_GROUP, _option("process_group", "gloo")),
+    "group_is_ranks": Mistake(_layers, _NO_GROUP, lambda ctx: {"process_group": list(range(ctx.world_size))}),
+    "group_of_others": Mistake(_layers, _NO_GROUP, _option("process_group", dist.GroupMember.NON_GROUP_MEMBER)),
+    "group_is_0": Mistake(_layers, _NO_GROUP, _option("process_group", 0)),
+    "group_is_empty": Mistake(_layers, _NO_GROUP, _option("process_group", [])),
     "negative_cap": Mistake(_layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb", -1)),
     "negative_cap_in_list": Mistake(
         _layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb_list", [1, -1])
