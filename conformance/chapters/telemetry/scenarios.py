@@ -73,7 +73,7 @@ def _times() -> Iterator[Scenario]:
         arguments("both", forward=2, backward=2),
         arguments("idle", forward=0, backward=0),
     )
-    ways = (PLAIN.at(1, 2), SCALARS_ALONE)
+    ways = (PLAIN.at(1, 2), SCALARS_ALONE | Variant(arguments={"apart": True}))
     yield from _logging("TELE-05", "", "logged_times", 2, work, ways, also=("TELE-07",))
     pause = arguments("pause", forward=1, backward=1, pause_ms=50)
     yield from _logging("TELE-06", "", "logged_times", (1, 2), pause, (PLAIN, SCALARS_ALONE))
