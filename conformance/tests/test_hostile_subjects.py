@@ -26,10 +26,8 @@ AFTER = (
     TRAIN.replace(id="gradients/GRAD-01/after-5", world_size=1),
 )
 SAMPLE = (
-    "patches_all_reduce", "patches_linear", "adds_saved_tensor_hooks", "exits_0", "exits_without_streams",
-    "exits_without_exit", "real_time_signal", "stops_itself",
-    "raises_without_text", "threads", "child", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
-    "flight_record_is_a_pipe",
+    "patches_all_reduce", "adds_saved_tensor_hooks", "exits_without_streams", "stops_itself", "raises_without_text",
+    "child", "closes_the_connection", "flight_record_is_a_pipe",
 )  # fmt: skip
 #: What a module may do to its process when it is imported without any harm to its verdicts, and what it may not.
 SAMPLE_AT_IMPORT = ("standard_error", "exits_0", "closes_everything")

@@ -10,8 +10,13 @@ from conformance.models.exact import QUANTA
 from conformance.models.routing import active_experts
 from conformance.scenario import Scenario
 
-ALL = [(fixture, dtype) for fixture in load_fixtures().values() for dtype in fixture.dtypes]
-each_model = pytest.mark.parametrize(("fixture", "dtype"), ALL, ids=[f"{one.name}-{dtype}" for one, dtype in ALL])
+#: Each model with one dtype on every push, and with all at night.
+EACH = [
+    pytest.param(one, dtype, id=f"{one.name}-{dtype}", marks=() if place == 0 else pytest.mark.nightly)
+    for one in load_fixtures().values()
+    for place, dtype in enumerate(one.dtypes)
+]
+each_model = pytest.mark.parametrize(("fixture", "dtype"), EACH)
 
 
 def scenario(fixture: ModelFixture, dtype: str, seed: int = 0) -> Scenario:

@@ -166,13 +166,19 @@ def copies(wrap: Wrap) -> tuple[Any, Any]:
     return model, optimizer
 
 
+def by_night(*parameters: tuple[Any, ...]) -> list[Any]:
+    return [pytest.param(*one, marks=pytest.mark.nightly) for one in parameters]
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (adamw, {"wrap": "torch"}), (adamw, {"wrap": "ddp_impl", "ranks": 4}), (adamw, {"wrap": "replicate"}),
-        (adamw, {"wrap": "fully_shard"}), (adamw, {"wrap": "hsdp", "ranks": 4}), (zero, {"wrap": "torch"}),
-        (copies, {"wrap": "torch"}), (adamw, {"wrap": tensor_parallel, "shares": 1}),
-        (adamw, {"wrap": DistributedDataParallel, "dtype": None}),
+        (adamw, {"wrap": "ddp_impl", "ranks": 4}), (adamw, {"wrap": "fully_shard"}), (zero, {"wrap": "torch"}),
+        (adamw, {"wrap": tensor_parallel, "shares": 1}),
+        *by_night(
+            (adamw, {"wrap": "torch"}), (adamw, {"wrap": "replicate"}), (adamw, {"wrap": "hsdp", "ranks": 4}),
+            (copies, {"wrap": "torch"}), (adamw, {"wrap": DistributedDataParallel, "dtype": None}),
+        ),
     ],
 )  # fmt: skip
 def test_correct_trainings_pass(make: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -327,26 +333,38 @@ def test_the_documented_training_is_right_on_a_device(tmp_path: Path) -> None:
     assert subprocess.run(on_sim, cwd=tmp_path, check=False).returncode == 0
 
 
-def test_the_three_doors_and_the_program_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: Of the documented training, with a loss that is summed.
+SAID = "0.5 times one process: one over the world size"
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder with the documented training and one that is wrong."""
     source = documented_training()
     (tmp_path / "my_training.py").write_text(source)
     (tmp_path / "summed.py").write_text(source.replace("batch[1])\n", 'batch[1], reduction="sum")\n'))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    said = "0.5 times one process: one over the world size"
+    return tmp_path
 
-    done = CliRunner().invoke(main, ["parity", "./summed.py", "--output", str(tmp_path)])
-    assert (done.exit_code, said in " ".join(done.output.split())) == (1, True), done.output
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "pytest")]
+
+def test_the_command_says_what_differs(trainings: Path) -> None:
+    done = CliRunner().invoke(main, ["parity", "./summed.py", "--output", str(trainings)])
+    assert (done.exit_code, SAID in " ".join(done.output.split())) == (1, True), done.output
+
+
+@pytest.mark.nightly
+def test_the_fixture_and_the_notebook_and_the_program_say_the_same(trainings: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp", str(trainings / "pytest")]
     tested = subprocess.run([*command, "my_training.py", "summed.py"], capture_output=True, text=True, check=False)
     assert "1 failed, 1 passed" in tested.stdout, tested.stdout
-    assert said in tested.stdout
+    assert SAID in tested.stdout
     assert "my_training.py::test_my_step: 48 quantities compared" in tested.stdout
     notebook: Any = door  # a module that can be called
     summed = importlib.import_module("summed")
-    program = tmp_path / "parity_difference.py"
-    with pytest.raises(DifferenceError, match=f"{said}.*\\n.*python {program}"):
-        notebook(summed.make_model, summed.make_batch, summed.train_step, folder=tmp_path)
+    program = trainings / "parity_difference.py"
+    with pytest.raises(DifferenceError, match=f"{SAID}.*\\n.*python {program}"):
+        notebook(summed.make_model, summed.make_batch, summed.train_step, folder=trainings)
 
     assert len(program.read_text().splitlines()) <= 30
     shown = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)

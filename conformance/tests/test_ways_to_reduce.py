@@ -35,6 +35,7 @@ SCENARIOS = {
 BY_ID = {one.id: one for one in (*buckets.scenarios(), *accumulation.scenarios())}
 #: Those whose means can be counted: by all-reduces of the gradients' own elements.
 COUNTED = {"InThread", "AlwaysAgrees"}
+OF_EVERY_PUSH = {"Sends", "Pads", "InPairs", "InThread"}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,9 @@ def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
         yield controller
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way in OF_EVERY_PUSH else pytest.param(way, marks=pytest.mark.nightly) for way in WAYS]
+)
 def test_who_averages_by_other_means_does_not_fail(controller: Controller, way: str) -> None:
     runner = ScenarioRunner(WAYS[way], get_backend("gloo"), controller, native=False)
     for id_, of_any_means in SCENARIOS.items():
