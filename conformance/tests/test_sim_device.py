@@ -45,6 +45,22 @@ install()
 made = torch._efficientzerotensor((2,), device=torch.device("sim", 1))
 print(made.device, torch.zeros(2, device=torch.device("sim", 1)).device)
 """
+_RECORDED = """
+import torch
+from conformance.backends.sim_device.module import install
+install()
+side = torch.Stream("sim")
+for view in (torch._neg_view, torch.conj):
+    lazy = view(torch.ones(8, dtype=torch.complex64, device="sim"))
+    with torch.sim.stream(side):
+        torch.ones(8, device="sim")
+    address = lazy.data_ptr()
+    lazy.record_stream(side)
+    lazy = None
+    early = torch.empty(8, device="sim")
+    torch.accelerator.synchronize()
+    print(early.data_ptr() == address, torch.empty(8, device="sim").data_ptr() == address)
+"""
 
 #: On this device an operation takes a millisecond: what the host's clock tells would be no whole numbers.
 _AUTO = """
@@ -97,6 +113,11 @@ def test_an_operation_makes_its_tensor_on_the_device_that_it_names() -> None:
 
 
 @pytest.mark.nightly
+def test_memory_of_a_lazy_tensor_waits_for_the_stream_that_was_recorded() -> None:
+    done = subprocess.run([sys.executable, "-c", _RECORDED], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"] * 2, done.stderr
+
+
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))
     assert done.stdout.split() == ["6", "True", "True"], done.stderr
