@@ -14,11 +14,8 @@ from conformance.programs.operations.judging import Truth, wrong_outputs
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
 
-#: What makes a lazy tensor that means the same as a tensor, whose memory it writes into.
-_LAZY: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "negative": lambda tensor: torch._neg_view(tensor.neg_()),
-    "conjugate": lambda tensor: tensor.conj_physical_().conj(),
-}
+#: A view that means the opposite of a tensor.
+_VIEWS: Mapping[str, Callable[[Tensor], Tensor]] = {"negative": torch._neg_view, "conjugate": torch.conj}
 
 
 def _names(scenario: Scenario) -> tuple[str]:
@@ -27,18 +24,25 @@ def _names(scenario: Scenario) -> tuple[str]:
 
 @judged("lazy_tensors", _names)
 def lazy_tensors(ctx: RankContext) -> Mapping[str, Trial]:
-    """Pass lazy tensors to `operation`, also as what it writes into where it works in place; an error refuses them."""
+    """Pass lazy tensors to `operation`; an error refuses them.
+
+    They are also what an operation in place writes into, and a rank that passes none: torch then refuses on all ranks.
+    """
     cell = Cell(ctx.arguments["operation"], ctx.arguments["dtype"], root=1, lifetime="wait")
-    truth, lazy = Truth(cell, Place(ctx.rank, ctx.world_size, cell.root)), _LAZY[ctx.arguments["bit"]]
+    truth, view = Truth(cell, Place(ctx.rank, ctx.world_size, cell.root)), _VIEWS[ctx.arguments["bit"]]
+
+    def lazy(tensor: Tensor) -> Tensor:
+        """Return a view that means what `tensor` does. The CPU makes its opposite, which not every device can."""
+        return view(view(tensor.cpu()).clone().to(ctx.device))
 
     def room(blocks: Blocks) -> Tensor:
         return torch.zeros(truth.shape(blocks), dtype=dtype_of(cell.dtype), device=ctx.device)
 
     def called() -> str:
         what, place = cell.what, truth.place
-        given = [lazy(truth.sent(blocks).view(truth.shape(blocks)).to(ctx.device)) for blocks in what.inputs(place)]
+        given = [lazy(truth.sent(blocks).view(truth.shape(blocks))) for blocks in what.inputs(place)]
         rooms = [room(blocks) for blocks in what.outputs(place)]
-        got = given or list(map(lazy, rooms)) if what.in_place else rooms
+        got = (given if what.in_place else rooms) if given else list(map(lazy, rooms))
         try:
             for work in issue(cell, ctx.process_group, None, place, given, got).works:
                 work.wait()
