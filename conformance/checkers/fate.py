@@ -29,9 +29,9 @@ def no_crash(evidence: Evidence) -> Finding:
     if not dead:
         return passed("no_crash")
     sentences = [f"rank {one.rank} {_death(one)} {_where(one)}" for one in dead]
-    lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(dead)]
+    lets = [f"{label} = rank {one.rank}{_last_collective(one, evidence)}" for label, one in _labelled(dead)]
     thens = [f"{label} {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
-    notes = [*_never_issued(evidence), *(_stop_of(other) for other in evidence.by_rank if other not in dead)]
+    notes = [*_never_issued(evidence), *(_stop_of(other, evidence) for other in evidence.by_rank if other not in dead)]
     for one in dead:
         notes += _attachments(one)
     found = Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes), evidence.about(dead))
@@ -74,7 +74,7 @@ def _no_hang(evidence: Evidence) -> Finding:
             summary += f"; {ranks(mute)} did not write a stack when signalled"
         if (odd := _odd_one_out(hung)) is not None:
             summary += f"; rank {odd} is not where the others are (see its stack)"
-        lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(hung)]
+        lets = [f"{label} = rank {one.rank}{_last_collective(one, evidence)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
         explanation = let_then(lets, thens, _all_attachments(hung))
@@ -90,7 +90,7 @@ def _no_hang(evidence: Evidence) -> Finding:
     summary += "; ".join(map(_whereabouts, others))
     issuers = _by_host([evidence.observations[rank] for rank in waiting])
     lets = [f"A = {collective.describe()}{of_group}, issued by {issuers}"]
-    lets += [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(others, "B")]
+    lets += [f"{label} = rank {one.rank}{_last_collective(one, evidence)}" for label, one in _labelled(others, "B")]
     thens = [f"A waits for {label}, which {_predicate(one)}." for label, one in _labelled(others, "B")]
     involved = [*others, *(one for one in hung if one.rank not in absent)]
     return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(involved)))
@@ -128,9 +128,9 @@ def no_exception(evidence: Evidence) -> Finding:
         summary = f"{who} raised {errors[raised[0].rank]}"
     else:
         summary = "; ".join(f"rank {rank} raised {error}" for rank, error in errors.items())
-    lets = [f"{label} = rank {one.rank}, {_last_collective(one)}" for label, one in _labelled(raised)]
+    lets = [f"{label} = rank {one.rank}{_last_collective(one, evidence)}" for label, one in _labelled(raised)]
     thens = [f"{label} raised {_error(one)} {_where(one)}." for label, one in _labelled(raised)]
-    notes = [_stop_of(other) for other in evidence.by_rank if other not in raised]
+    notes = [_stop_of(other, evidence) for other in evidence.by_rank if other not in raised]
     notes += _tracebacks(raised)
     explanation = let_then(lets, thens, notes)
     if any(_is_ours(one.raised) for one in raised):
@@ -296,10 +296,11 @@ def _called(observation: Observation) -> str:
     return next((found[1] for found in inside), "")
 
 
-def _last_collective(observation: Observation) -> str:
-    if not observation.history:
-        return "no collective yet"
-    return f"last collective {observation.history[-1].describe()}"
+def _last_collective(observation: Observation, evidence: Evidence) -> str:
+    """Return the last collective after a comma; nothing where none is recorded, as in a backend by itself."""
+    if not evidence.scenario.recorded:
+        return ""
+    return f", last collective {observation.history[-1].describe()}" if observation.history else ", no collective yet"
 
 
 def _whereabouts(observation: Observation) -> str:
@@ -331,9 +332,9 @@ def _error_in_phase(observation: Observation) -> str:
     return f"{kind} {_where(observation)}{colon}{message}"
 
 
-def _stop_of(observation: Observation) -> str:
+def _stop_of(observation: Observation, evidence: Evidence) -> str:
     ended = "was then ended by the harness" if observation.fate.kind == "abandoned" else _predicate(observation)
-    return f"Rank {observation.rank} {ended}, {_last_collective(observation)}."
+    return f"Rank {observation.rank} {ended}{_last_collective(observation, evidence)}."
 
 
 def _tracebacks(raised: list[Observation]) -> list[str]:

@@ -76,7 +76,8 @@ def _number(report: Report, verdict: Verdict) -> int:
 
 def badge_svg(report: Report) -> str:
     """Return a badge for a README, drawn without any other file."""
-    left, right = f"{'backend' if report.is_about_backend else 'DDP'} conformance", headline(report)
+    left = f"backend conformance of {report.short_name}" if report.is_about_backend else "DDP conformance"
+    right = headline(report)
     colour = _GREEN if report.is_green else _RED if report.failures else _GREY
     left_width, right_width = (round(len(text) * _CHARACTER_WIDTH) + 12 for text in (left, right))
     template = Environment(autoescape=True).from_string(_BADGE)

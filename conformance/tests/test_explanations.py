@@ -228,6 +228,13 @@ End of the traceback of rank 1:
 """,
         )
 
+    def test_collectives_that_nobody_recorded(self) -> None:
+        scenario = SCENARIO.replace(recorded=False)
+        both = {0: raised(0, ValueError("no")), 1: ended(1, "abandoned")}
+        _, findings = judge(scenario, PROGRAM, both, None, None)
+        text = findings[0].explanation
+        assert "Let   A = rank 0\n" in text and "Rank 1 was then ended by the harness." in text
+
     def test_nothing_exercised(self) -> None:
         self.assertExpectedInline(
             _explain([returned(0), returned(1)], statement=""),

@@ -193,6 +193,8 @@ def test_a_comment_shows_a_requirement_once_and_names_some_of_its_scenarios(tmp_
 def test_badges_are_drawn_and_escaped(mixed: Report, hostile: Report) -> None:
     for report in (mixed, hostile):
         assert ElementTree.fromstring(badge_svg(report)).get("aria-label") == f"DDP conformance: {headline(report)}"
+    alone = run_report(outcome("values/VAL-01/add", PASS), subject="acme.adapter:acme", target="")
+    assert ">backend conformance of acme</text>" in badge_svg(alone)
 
 
 def test_a_trace_has_every_rank_and_what_never_finished(mixed: Report) -> None:
@@ -344,6 +346,13 @@ def test_the_page_of_a_full_run_stays_small() -> None:
         for number, verdict in enumerate([PASS, HANG] * 700)
     ]
     assert len(html_page([run_report(*outcomes)])) < 400_000  # 2,800 scenarios, all of which torch's DDP breaks
+
+
+def test_last_collectives_have_a_column_where_they_were_recorded(tmp_path: Path) -> None:
+    unrecorded = [dataclasses.replace(rank, last_collective="", collectives=()) for rank in RANKS]
+    for ranks, number in ((RANKS, 1), (unrecorded, 0)):
+        page = html_page([stored(tmp_path, outcome("gradients/GRAD-01/mlp", FAIL, ranks=ranks))])
+        assert page.count(">last collective</th>") == number
 
 
 def test_ranks_that_left_the_same_stack_share_it(tmp_path: Path) -> None:
