@@ -44,6 +44,7 @@ def scenarios() -> Iterator[Scenario]:
         low = ("float16", "bfloat16")
         yield from _grid("DT-12", "low-precision", "sums_of_low_precision", world_size, needs=low)
     straight = every_cell(OPERATIONS, COMPLEX, numel=(7, 1025), path=("group", "backend", "functional"), root=1)
+    straight += every_cell(OPERATIONS, COMPLEX, numel=_LONG, path="group", root=1)
     yield from _grid.cells("DT-08", straight, 2, refusable=True)
     yield from _grid.disagreements("DT-10", "dtype", OF_TWO, 2)
     yield from _grid.disagreements("DT-10", "dtype", OPERATIONS, 3)
