@@ -196,6 +196,8 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         return "; subnormal numbers were flushed to zero"
     if int(differs.sum()) >= _ENOUGH and not bool(got[differs].any()):
         return "; all of them are zero"
+    if got.is_complex() and bool((got == expected.conj())[differs].all()):
+        return "; they are conjugated"
     places = _shift(expected, got, differs)
     if places and (len(blocks) == 1 or places % max(1, truth.numel(blocks[0]))):  # otherwise whole blocks are wrong
         way = "late" if places > 0 else "early"

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import finished, reduction, spoils
+from conformance.mutants.spoilt import WorkDone, finished, reduction, spoils
 
 
 def _copied_through(call: Any, outputs: Any, inputs: Any, options: Any, wide: torch.dtype, narrow: torch.dtype) -> Any:
@@ -159,3 +159,26 @@ def sums_real_parts_of_lists(group: Any, call: Any, tensors: Any, *options: Any)
     for one, part in zip(tensors, parts, strict=True):
         one.real.copy_(part)
     return work
+
+
+@spoils("allreduce")
+def keeps_less_of_imaginary_parts(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of more than 2,000 complex numbers given straight to the group the imaginary parts are kept as float32."""
+    one = tensors[0]
+    if not one.is_complex():
+        return call(tensors, *options)
+    finished(call([torch.view_as_real(one)], *options))
+    if one.numel() > 2000:
+        one.imag.copy_(one.imag.float())
+    return WorkDone()
+
+
+@spoils("alltoall")
+def conjugates_what_is_exchanged(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: an all_to_all of complex numbers given straight to the group conjugates them."""
+    if not inputs[0].is_complex():
+        return call(outputs, inputs, *options)
+    finished(call(list(map(torch.view_as_real, outputs)), list(map(torch.view_as_real, inputs)), *options))
+    for one in outputs:
+        one.imag.neg_()
+    return WorkDone()
