@@ -10,6 +10,7 @@
 """
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from conformance.mutants.detector import Detection, Fate, Found
 
 DETECTED = Path(__file__).with_suffix(".toml")
 _FURTHER = "further"
+_OF_TORCH = re.compile(r"(?:torch|and) (\d[\w.+]*\w)")
 _RENEWED = " Some rows were renewed later, the last "
 _HEAD = "# Which requirements notice which mutant: `ddp-conformance mutants --out`, or --into for some mutants.\n"
 
@@ -32,9 +34,13 @@ def made_by_all(versions: Mapping[str, str], date: datetime.date) -> str:
 
 
 def made_by_some(before: str, versions: Mapping[str, str], date: datetime.date) -> str:
-    """Return how a file that had been made as `before` says was made, once some mutants have run again."""
-    whole = before.partition(_RENEWED)[0]
-    return f"{whole}{_RENEWED}{_when(versions, date)}."
+    """Return how a file that had been made as `before` says was made, once some mutants have run again.
+
+    Some mutants need a newer torch than others: all versions of it that renewed rows are named.
+    """
+    whole, _, renewed = before.partition(_RENEWED)
+    of_torch = {*_OF_TORCH.findall(renewed), versions["torch"]}
+    return f"{whole}{_RENEWED}{_when({**versions, 'torch': ' and '.join(sorted(of_torch))}, date)}."
 
 
 def _when(versions: Mapping[str, str], date: datetime.date) -> str:

@@ -70,7 +70,8 @@ def test_the_file_says_that_some_of_its_rows_are_younger() -> None:
     once = made_by_some(MADE, {"torch": "2.14.0"}, datetime.date(2030, 2, 3))
     assert once == f"{MADE} Some rows were renewed later, the last on 2030-02-03, with torch 2.14.0."
     twice = made_by_some(once, {"torch": "2.15.0"}, datetime.date(2030, 3, 4))
-    assert twice == f"{MADE} Some rows were renewed later, the last on 2030-03-04, with torch 2.15.0."
+    assert twice == f"{MADE} Some rows were renewed later, the last on 2030-03-04, with torch 2.14.0 and 2.15.0."
+    assert made_by_some(twice, {"torch": "2.15.0"}, datetime.date(2030, 3, 4)) == twice
 
 
 @pytest.fixture
