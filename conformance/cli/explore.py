@@ -91,7 +91,7 @@ def command(
 
     @contextmanager
     def open_runner() -> Iterator[ScenarioRunner]:
-        with shared.here() as zygote, Controller(backend_value, preload=preload, zygote=zygote) as controller:
+        with shared.local() as zygote, Controller(backend_value, preload=preload, zygote=zygote) as controller:
             yield ScenarioRunner(subject, backend_value, controller, native=not no_native)
 
     def count(judged: Judged) -> None:

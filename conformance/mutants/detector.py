@@ -279,17 +279,17 @@ def detect_all(
     preload = preloads_of([*needed.values(), *further])
 
     def detect(numbers: Iterator[int], take: Callable[[tuple[int, Detection]], None]) -> None:
-        with shared.here() as own, Detector(own, kept) as detector:
+        with shared.local() as own, Detector(own, kept) as detector:
             for number in numbers:
                 take((number, detector.detect(*todo[number])))
 
     def kill_more(some: Iterator[Mutant], take: Callable[[tuple[str, tuple[str, ...]]], None]) -> None:
-        with shared.here() as own, Detector(own) as detector:
+        with shared.local() as own, Detector(own) as detector:
             for mutant in some:
                 take((mutant.name, tuple(detector.killers(mutant, further))))
 
     def try_controls(some: Iterator[Detection], take: Callable[[str], None]) -> None:
-        with shared.here() as own, Detector(own) as detector:
+        with shared.local() as own, Detector(own) as detector:
             for alarm in detector.false_alarms(some):
                 take(alarm)
 

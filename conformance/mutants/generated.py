@@ -128,7 +128,7 @@ class Campaign:
             self._kills[mistake.module, known[mistake].killed_by] += 1
 
         def judge_some(some: Iterator[Mistake], hand_over: Callable[[Verdict], None]) -> None:
-            with self._zygote.here() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
+            with self._zygote.local() as own, closing(_KnowingRanks(Controller(GLOO, zygote=own))) as self._ranks:
                 for mistake in some:
                     hand_over(self.judge(mistake))
 

@@ -97,7 +97,7 @@ def run(
         loop.run(_judge_all, judging, ((place, chosen[place]) for place in places), take, at_once)
 
     def lane(places: Iterator[int], take: Callable[[tuple[int, Outcome]], None]) -> None:
-        with present(shared).here() as branch, Controller(backend, preload=preload, zygote=branch) as own:
+        with present(shared).local() as branch, Controller(backend, preload=preload, zygote=branch) as own:
             judge(own, places, take)
 
     def begin(place: int) -> int:

@@ -154,7 +154,7 @@ def steps_on(zygote: ZygoteProcess) -> Work[int, tuple[bool, set[str]]]:
     """Return what runs a step for each task and yields whether `zygote` forked its ranks' zygote, and their ends."""
 
     def steps(tasks: Iterator[int], take: Callable[[tuple[bool, set[str]]], None]) -> None:
-        with zygote.here() as own, Controller(get_backend("gloo"), zygote=own) as controller:
+        with zygote.local() as own, Controller(get_backend("gloo"), zygote=own) as controller:
             for _ in tasks:
                 ends = {str(seen.fate) for seen in controller.run(STEP, get_subject("torch")).values()}
                 take((own.pid in children_of(zygote.pid), ends))

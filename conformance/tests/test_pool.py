@@ -383,12 +383,12 @@ def test_a_rank_that_ends_late_on_a_busy_machine_has_lost_its_zygote_too(tmp_pat
             await trio.sleep(3 * DEATH_GRACE_S)
             late.close()
 
-        await loop.together(answers.arrive, end_late)
+        await loop.together(answers.wait, end_late)
         return answers
 
     answers = loop.run(arrive)
     assert all(
-        "process that forks ranks was killed by SIGKILL" in str(one.fate) for one in answers.of_silent_ranks().values()
+        "process that forks ranks was killed by SIGKILL" in str(one.fate) for one in answers.silent_ranks().values()
     )
     for channel in ours:
         channel.close()
@@ -426,10 +426,10 @@ def test_a_rank_that_hung_up_after_another_raised_has_died_also_if_reported_late
 
     async def arrive() -> Answers:
         answers = Answers(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
-        await answers.arrive()
+        await answers.wait()
         return answers
 
-    assert [str(one.fate) for one in loop.run(arrive).of_silent_ranks().values()] == ["killed by SIGKILL"]
+    assert [str(one.fate) for one in loop.run(arrive).silent_ranks().values()] == ["killed by SIGKILL"]
     for channel in ours:
         channel.close()
 

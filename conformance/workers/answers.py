@@ -9,7 +9,7 @@ import trio
 from conformance.observation import Ending, Observation, Raised
 from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.waiting.limits import DEATH_GRACE_S, LOST_S, RAISE_GRACE_S
-from conformance.workers.autopsy import death, describe, examine_living
+from conformance.workers.autopsy import death, examine_living, observe_from_files
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.deadline import Deadline
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
@@ -67,8 +67,8 @@ class Answers:
         self._unexplained_until = -math.inf  # until when the zygote may report the death of a rank that hung up
         self._all_accounted_for = trio.Event()
 
-    async def arrive(self) -> None:
-        """Return when the wait is over."""
+    async def wait(self) -> None:
+        """Return when every rank has answered or ended, or the deadline has passed."""
         async with trio.open_nursery() as nursery:
             for channel in self._listening:
                 nursery.start_soon(self._take, channel)
@@ -115,12 +115,12 @@ class Answers:
         await self._deadline.passes(lambda at: max(at, self._unexplained_until) if self._one_hung_up() else at)
         self._all_accounted_for.set()
 
-    def of_silent_ranks(self) -> dict[int, Observation]:
+    def silent_ranks(self) -> dict[int, Observation]:
         """Return, when the wait is over, an observation of each rank that sent no message, or a malformed one."""
         kind = "hung" if math.isinf(self._deadline.patience_s) else "abandoned"
         reported = [*self.messages, *self.malformed]
         dead = self._dead(reported)
-        observations = {seat.rank: describe(seat, fate) for seat, fate in dead.items()}
+        observations = {seat.rank: observe_from_files(seat, fate) for seat, fate in dead.items()}
         living = {
             seat: pid
             for seat, pid in zip(self._seats, self._pids, strict=True)
@@ -192,7 +192,7 @@ def malformed_message(seat: Seat, error: MessageError) -> Observation:
     """Return an observation of a rank that sent a malformed message."""
     text = f"something in this rank's process wrote into its connection to the harness: {error}"
     raised = Raised(type(error).__name__, (type(error).__name__,), text)
-    return replace(describe(seat, Ending("raised", detail=f"raised {raised}")), raised=raised)
+    return replace(observe_from_files(seat, Ending("raised", detail=f"raised {raised}")), raised=raised)
 
 
 def _failed(message: FromRank | Observation) -> bool:

@@ -61,12 +61,12 @@ def examine_living(
         detail += ", after its connection to the harness was closed" if seat.rank in deaf else ""
         detail += "; a signal has stopped the zygote too" if zygote.is_stopped else ""
         fate = Ending(own_kind, detail=detail)
-        observations[seat.rank] = describe(seat, fate, last_seen)
+        observations[seat.rank] = observe_from_files(seat, fate, last_seen)
     return observations
 
 
-def describe(seat: Seat, fate: Ending, last_seen: LastSeen | None = None) -> Observation:
-    """Return an observation of a rank that will not answer, read from its files."""
+def observe_from_files(seat: Seat, fate: Ending, last_seen: LastSeen | None = None) -> Observation:
+    """Return an observation of a rank without an answer: its fate, and what its files say."""
     last_seen = last_seen or read_flight(seat.file("flight"))
     return Observation(
         seat.rank,

@@ -18,7 +18,7 @@ from conformance.subjects.subject import Subject
 from conformance.surroundings.processes import is_stopped
 from conformance.waiting.limits import CONNECT_TIMEOUT_S, START_TIMEOUT_S
 from conformance.workers.answers import NO_REMOTE_RANKS, Answers, RemoteRanks
-from conformance.workers.autopsy import describe, tail
+from conformance.workers.autopsy import observe_from_files, tail
 from conformance.workers.messages import NOTHING, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -60,23 +60,23 @@ class Pool:
         return not self._zygote.gone and all(self._zygote.exit_status(seat) is None for seat in self._seats.values())
 
     async def connect(self) -> dict[int, Observation]:
-        """Wait until the ranks are connected; return an observation of each if one failed to, and {} if none did.
+        """Wait until every rank reports `Ready`; returns {} if all do, else an observation of each rank.
 
-        Later calls return at once.
+        The ranks that were ready count as `abandoned`. After a success later calls return at once.
         """
         if self._started:
             return {}
         answers = self._expect_answers(self._start_timeout_s)
-        await answers.arrive()
-        messages, observations = answers.messages, answers.of_silent_ranks()
+        await answers.wait()
+        messages, observations = answers.messages, answers.silent_ranks()
         for rank, message in messages.items():
             if isinstance(message, Ready) and message.error is not None:
                 fate = Ending("raised", detail=f"raised {message.error}")
-                observations[rank] = replace(describe(self._seats[rank], fate), raised=message.error)
+                observations[rank] = replace(observe_from_files(self._seats[rank], fate), raised=message.error)
         self._started = not observations
         if observations:
-            bystanders = messages.keys() - observations.keys()
-            observations |= {rank: describe(self._seats[rank], Ending("abandoned")) for rank in bystanders}
+            ready = messages.keys() - observations.keys()
+            observations |= {rank: observe_from_files(self._seats[rank], Ending("abandoned")) for rank in ready}
         return dict(sorted(observations.items()))
 
     def begin(self, scenario: Scenario, subject: Subject, inspection: Inspection = NOTHING) -> None:
@@ -93,9 +93,9 @@ class Pool:
     async def finish(self) -> dict[int, Observation]:
         """Wait for the scenario that `begin` has started and return an observation for every rank."""
         scenario, answers = self._begun, present(self._answers)
-        await answers.arrive()
+        await answers.wait()
         elapsed_ns = max(0, int((trio.current_time() - self._begun_at) * 1e9))
-        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in answers.of_silent_ranks().items()}
+        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in answers.silent_ranks().items()}
         everybody_answered = not observations
         for rank, message in answers.messages.items():
             if isinstance(message, Answer):

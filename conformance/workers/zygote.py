@@ -47,21 +47,21 @@ from conformance.workers.messages import (
 )
 from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
-#: After so many forks the zygote gathers its memory, which pays off after as many more. A branch makes many.
-_FORKS_UNTIL_GC = 32
+#: After so many forks the zygote moves its memory into huge pages, which pays off after as many more, see `gather`.
+_FORKS_UNTIL_GATHER = 32
 
 
-class Nursery:
-    """The ranks that have been forked and not yet reaped."""
+class ForkServer:
+    """Forks, signals and reaps the ranks of one controller."""
 
     def __init__(self, channel: Channel, listener: socket.socket | None = None, preloaded: Sequence[str] = ()) -> None:
         """Start without ranks; `channel` leads to the controller, and to `listener` others connect."""
         self._channel = channel
         self._listener = listener
         self._preloaded = list(preloaded)
-        self._failure = ""
+        self._import_error = ""
         self._seats: dict[int, Seat] = {}
-        self._forks_until_gc = 0 if listener is None else _FORKS_UNTIL_GC  # a branch has what was gathered
+        self._forks_until_gather = 0 if listener is None else _FORKS_UNTIL_GATHER  # a branch inherits huge pages
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wakeup_writer, False)
@@ -74,7 +74,7 @@ class Nursery:
             ready = wait([self._channel, self._wakeup, *([self._listener] if self._listener else ())], None)
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
-                self._bury()
+                self._reap()
             if self._channel in ready:
                 try:
                     message = self._channel.receive(None)
@@ -94,8 +94,8 @@ class Nursery:
         try:
             preload(modules)
         except BaseException:
-            self._failure = traceback.format_exc()
-            self._channel.send(Preloaded(self._failure))
+            self._import_error = traceback.format_exc()
+            self._channel.send(Preloaded(self._import_error))
             return False
         self._preloaded += modules
         self._channel.send(Preloaded())
@@ -111,15 +111,15 @@ class Nursery:
     def _fork_pool(self, seats: tuple[Seat, ...]) -> None:
         handles = self._channel.receive_handles(len(seats), CONNECT_TIMEOUT_S)
         pids = []
-        self._collect_garbage_if_due(len(seats))
+        self._gather_memory_if_due(len(seats))
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
             try:
                 pid = os.fork()
             except OSError as error:
-                self._give_up(seats[0].pool, handles, error)
+                self._abandon_pool(seats[0].pool, handles, error)
                 return
-            lead_own_group(pid)
+            lead_own_group(pid)  # in the parent and in the child: whichever runs first
             if pid == 0:
                 listening = [self._listener.fileno()] if self._listener else []
                 for other in (*handles, *listening, self._wakeup, self._wakeup_writer, self._channel.fileno()):
@@ -132,22 +132,22 @@ class Nursery:
             os.close(handle)
         self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
 
-    def _collect_garbage_if_due(self, num: int) -> None:
-        if 0 < self._forks_until_gc <= num:
+    def _gather_memory_if_due(self, num_forks: int) -> None:
+        if 0 < self._forks_until_gather <= num_forks:
             gather()
-        self._forks_until_gc -= num
+        self._forks_until_gather -= num_forks
 
     def _branch(self, listener: socket.socket) -> None:
         """Fork a zygote for a controller that has connected; if it cannot be forked, the connection ends."""
-        self._collect_garbage_if_due(_FORKS_UNTIL_GC)
+        self._gather_memory_if_due(_FORKS_UNTIL_GATHER)  # a branch makes many forks
         zygote = os.getpid()
         with suppress(OSError), accepted(listener) as connected:
             if os.fork() == 0:
                 for other in (self._wakeup, self._wakeup_writer, self._channel.fileno(), listener.fileno()):
                     os.close(other)
-                _become_branch(Channel(connected, ToZygote), zygote, self._preloaded, self._failure)
+                _become_branch(Channel(connected, ToZygote), zygote, self._preloaded, self._import_error)
 
-    def _give_up(self, pool: int, handles: list[int], error: OSError) -> None:
+    def _abandon_pool(self, pool: int, handles: list[int], error: OSError) -> None:
         """End the ranks of a pool that cannot be complete, and report to the controller."""
         for pid in [pid for pid, seat in self._seats.items() if seat.pool == pool]:
             signal_group(pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ class Nursery:
                 send_signal = signal_main_thread if message.signum == STACK_SIGNAL else signal_group
                 send_signal(pid, message.signum)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while self._seats:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -190,20 +190,20 @@ def _become_rank(seat: Seat, handle: int, zygote: int, preloaded: Sequence[str])
         end_process(1)
 
 
-def _become_branch(channel: Channel, zygote: int, preloaded: Sequence[str], failure: str) -> NoReturn:
+def _become_branch(channel: Channel, zygote: int, preloaded: Sequence[str], import_error: str) -> NoReturn:
     """Serve another controller in the forked child, and exit; never returns into the first zygote's code."""
     try:
         die_with(zygote)
-        nursery = Nursery(channel, preloaded=preloaded)
-        channel.send(Branched(os.getpid(), failure))
+        server = ForkServer(channel, preloaded=preloaded)
+        channel.send(Branched(os.getpid(), import_error))
         try:
-            nursery.serve()
+            server.serve()
         finally:
-            nursery.kill_all()
+            server.kill_all()
     except BaseException:
         traceback.print_exc()
     finally:
-        end_process(1)
+        end_process(1)  # the zygote that reaps a branch ignores its status
 
 
 def main(arguments: list[str]) -> None:
@@ -213,12 +213,12 @@ def main(arguments: list[str]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a child inherits the signals that the controller's parent blocked
     channel, directory = Channel(socket.socket(fileno=int(arguments[0])), ToZygote), arguments[1]
-    nursery = Nursery(channel, listen(directory))
+    server = ForkServer(channel, listen(directory))
     try:
-        if nursery.preload(tuple(arguments[2:])):
-            nursery.serve()
+        if server.preload(tuple(arguments[2:])):
+            server.serve()
     finally:
-        nursery.kill_all()
+        server.kill_all()
         kill_heirs(directory, but=os.getpid())
         shutil.rmtree(directory, ignore_errors=True)
 

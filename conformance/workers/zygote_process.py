@@ -112,14 +112,14 @@ class ZygoteProcess:
         self._ended: dict[tuple[int, int], int] = {}
         self._pool_numbers = itertools.count()
         self._forked: dict[int, Forked] = {}
-        self._awaiting = trio.lowlevel.ParkingLot()  # who waits for a report that another one reads
-        self._reading: trio.CancelScope | None = None  # of that one
+        self._waiters = trio.lowlevel.ParkingLot()  # tasks that wait while another task reads
+        self._reader: trio.CancelScope | None = None  # of the task that reads
 
-    def here(self) -> AbstractContextManager[ZygoteProcess]:
-        """Return this zygote, which stays open; in a forked process return its own zygote, which it must close.
+    def local(self) -> AbstractContextManager[ZygoteProcess]:
+        """Return the zygote of the calling process: this one, which stays open; in a forked process another one.
 
-        That is a branch, or a new zygote where this one has ended. The parent must have waited for this one
-        (`await_ready`), which the forked process must not use.
+        Leaving the block closes the other one, a branch or, where this one has ended, a new zygote. The parent must
+        have waited for this one (`await_ready`), which the forked process must not use.
         """
         if os.getpid() == self._creator:
             return nullcontext(self)
@@ -201,15 +201,15 @@ class ZygoteProcess:
 
     async def wait_for_report(self) -> None:
         """Wait until the zygote has reported something, or has ended. Several tasks may wait; one of them reads."""
-        if self._reading is not None:
-            await self._awaiting.park()
+        if self._reader is not None:
+            await self._waiters.park()
             return
         try:
-            with trio.CancelScope() as self._reading, contextlib.suppress(trio.ClosedResourceError):
+            with trio.CancelScope() as self._reader, contextlib.suppress(trio.ClosedResourceError):  # by `close`
                 await trio.lowlevel.wait_readable(self._channel)
         finally:
-            self._reading = None
-            self._awaiting.unpark_all()
+            self._reader = None
+            self._waiters.unpark_all()
         self.update()
 
     def update(self) -> None:
@@ -273,9 +273,9 @@ class ZygoteProcess:
                 self._num_imports_pending -= 1
                 if error:
                     self._failure = f"the ranks' zygote could not import what ranks need:\n{error}"
-        self._awaiting.unpark_all()
-        if self._reading is not None:
-            self._reading.cancel()
+        self._waiters.unpark_all()
+        if self._reader is not None:
+            self._reader.cancel()  # `fork` or `update` has read in its place
 
     def _lose(self, error: Exception) -> None:
         """Note that the zygote is of no use any more; it may still be there, stopped for example."""
