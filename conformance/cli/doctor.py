@@ -15,18 +15,16 @@ def command() -> None:
     """
     say("Looking at this machine ...", err=True)  # at once: torch is imported next
 
-    from conformance.run.doctor import examine
+    from conformance.run.doctor import run_checks
 
     console = make_console()
-    ill = False
-    for symptom in examine():
-        word, style = (
-            ("ok", "green") if symptom.healthy else ("MISSING", "bold red") if symptom.needed else ("no", "yellow")
-        )
-        ill |= symptom.needed and not symptom.healthy
-        line = Text.assemble((f"{word:<8}", style), f"{symptom.name:<20} {symptom.detail}")
+    is_unusable = False
+    for check in run_checks():
+        word, style = ("ok", "green") if check.passed else ("MISSING", "bold red") if check.needed else ("no", "yellow")
+        is_unusable |= check.needed and not check.passed
+        line = Text.assemble((f"{word:<8}", style), f"{check.name:<20} {check.detail}")
         console.print(line, soft_wrap=True)
-        if not symptom.healthy and symptom.hint:
-            console.print(f"{'':<29}{symptom.hint}", style="dim", soft_wrap=True)
-    if ill:
+        if not check.passed and check.hint:
+            console.print(f"{'':<29}{check.hint}", style="dim", soft_wrap=True)
+    if is_unusable:
         click.get_current_context().exit(EXIT_FAILED)

@@ -22,38 +22,38 @@ JUDGED = Path(spec.__file__).with_name("torch_versions.toml")
 
 
 @dataclass(frozen=True, slots=True)
-class Symptom:
-    """One finding: `needed` ones keep every run from working, the others only some chapters; `hint` mends it."""
+class Check:
+    """What a check found: without `needed` ones no run works, without others some chapters; `hint` says what to do."""
 
     name: str
-    healthy: bool
+    passed: bool
     detail: str
     hint: str = ""
     needed: bool = True
 
 
-def examine() -> Iterator[Symptom]:
-    """Yield one finding after the other, the slow ones last."""
-    for look in LOOKS:
+def run_checks() -> Iterator[Check]:
+    """Yield the result of each check; a check that raises has failed."""
+    for check in CHECKS:
         try:
-            yield look()
+            yield check()
         except Exception as error:
-            yield Symptom(look.__name__.strip("_"), False, f"{type(error).__name__}: {error}")
+            yield Check(check.__name__.strip("_"), False, f"{type(error).__name__}: {error}")
 
 
-def _python() -> Symptom:
+def _python() -> Check:
     wanted = ".".join(map(str, MIN_PYTHON))
     detail = f"{platform.python_version()} on {platform.platform()}"
-    return Symptom("python", sys.version_info >= MIN_PYTHON, detail, f"install Python {wanted} or newer")
+    return Check("python", sys.version_info >= MIN_PYTHON, detail, f"install Python {wanted} or newer")
 
 
-def _torch() -> Symptom:
+def _torch() -> Check:
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     wanted = ".".join(map(str, MIN_TORCH))
     detail = f"{torch.__version__}; {judged_with(torch.__version__)}"
-    return Symptom("torch", version >= MIN_TORCH, detail, f"install torch {wanted} or newer")
+    return Check("torch", version >= MIN_TORCH, detail, f"install torch {wanted} or newer")
 
 
 def judged_with(torch_version: str) -> str:
@@ -69,44 +69,44 @@ def judged_with(torch_version: str) -> str:
     return f"this suite was not run with it, but with {', '.join(dict.fromkeys(n.partition('@')[0] for n in judged))}"
 
 
-def _tool() -> Symptom:
-    return Symptom("ddp-conformance", True, package_version("ddp-conformance"))
+def _tool() -> Check:
+    return Check("ddp-conformance", True, package_version("ddp-conformance"))
 
 
-def _cores() -> Symptom:
+def _cores() -> Check:
     cores = available_cores()
     hint = "ranks take turns on one core: correct, but slow, and deadlines may be reached"
-    return Symptom("cores", cores >= 2, str(cores), hint, needed=False)
+    return Check("cores", cores >= 2, str(cores), hint, needed=False)
 
 
-def _temporary_folder() -> Symptom:
+def _temporary_folder() -> Check:
     with tempfile.TemporaryDirectory(prefix="ddp-conformance-") as folder:
         (Path(folder) / "probe").write_text("written")
         free_gib = shutil.disk_usage(folder).free / 2**30
     hint = "set TMPDIR to a folder with space: rendezvous files and ranks' output go there"
-    return Symptom("temporary folder", free_gib > 0.1, f"{tempfile.gettempdir()}, {free_gib:.1f} GiB free", hint)
+    return Check("temporary folder", free_gib > 0.1, f"{tempfile.gettempdir()}, {free_gib:.1f} GiB free", hint)
 
 
-def _shared_memory() -> Symptom:
+def _shared_memory() -> Check:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Symptom("shared memory", False, "no /dev/shm", "mount a tmpfs there", needed=False)
+        return Check("shared memory", False, "no /dev/shm", "mount a tmpfs there", needed=False)
     free_gib = shutil.disk_usage(folder).free / 2**30
-    healthy = os.access(folder, os.W_OK) and free_gib >= 0.5
+    passed = os.access(folder, os.W_OK) and free_gib >= 0.5
     hint = "NCCL and torch.compile's workers use it; in a container pass --shm-size=1g"
-    return Symptom("shared memory", healthy, f"/dev/shm, {free_gib:.1f} GiB free", hint, needed=False)
+    return Check("shared memory", passed, f"/dev/shm, {free_gib:.1f} GiB free", hint, needed=False)
 
 
-def _compiler() -> Symptom:
+def _compiler() -> Check:
     names = [os.environ.get("CXX", ""), "g++", "clang++"]
     found = next((path for name in names if name and (path := shutil.which(name))), "")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     detail = f"{found or 'no C++ compiler'}, {'Python.h' if headers.exists() else 'no Python.h'}"
     hint = "torch.compile on a CPU needs a C++ compiler (g++) and Python's headers (python3-dev)"
-    return Symptom("compiler", bool(found) and headers.exists(), detail, hint, needed=False)
+    return Check("compiler", bool(found) and headers.exists(), detail, hint, needed=False)
 
 
-def _accelerators() -> Symptom:
+def _accelerators() -> Check:
     from conformance.backends.nccl import NCCL
     from conformance.backends.sim_device.build import why_unavailable
 
@@ -114,10 +114,10 @@ def _accelerators() -> Symptom:
     usable = ["gloo", *(["nccl"] if not NCCL.unavailable() else []), *(["sim"] if not why_unavailable() else [])]
     detail = f"{', '.join(found) or 'none'}; backends: {', '.join(usable)}"
     hint = "without one, --backend sim simulates it; a vendor's device shows once its package is imported"
-    return Symptom("accelerators", bool(found), detail, hint, needed=False)
+    return Check("accelerators", bool(found), detail, hint, needed=False)
 
 
-def _plugins() -> Symptom:
+def _plugins() -> Check:
     """Load what installed packages bring; one that fails is named, and the others are loaded all the same."""
     from conformance import plugins
     from conformance.backends.backend import BUILT_IN
@@ -137,10 +137,10 @@ def _plugins() -> Symptom:
             else:
                 sound.append(f"{plugin.name} (of {plugin.package})")
     hint = "the named packages must mend their entry points; everything else works without them"
-    return Symptom("plugins", not broken, "; ".join([*broken, *sound]) or "none installed", hint, needed=False)
+    return Check("plugins", not broken, "; ".join([*broken, *sound]) or "none installed", hint, needed=False)
 
 
-def _two_ranks() -> Symptom:
+def _two_ranks() -> Check:
     from conformance.backends.backend import get_backend
     from conformance.scenario import Scenario
     from conformance.subjects.subject import KNOWN
@@ -157,9 +157,9 @@ def _two_ranks() -> Symptom:
     lost = [str(seen.raised or seen.fate) for seen in cold.values() if seen.fate.kind != "returned"]
     detail = "; ".join(lost) or f"two steps of torch's DDP; started in {started_s:.1f} s, again in {warm_ms:.0f} ms"
     hint = "gloo needs the loopback interface (127.0.0.1) and a temporary folder that both ranks can write"
-    return Symptom("two ranks over gloo", not lost, detail, hint)
+    return Check("two ranks over gloo", not lost, detail, hint)
 
 
-LOOKS: tuple[Callable[[], Symptom], ...] = (
+CHECKS: tuple[Callable[[], Check], ...] = (
     _python, _tool, _torch, _cores, _temporary_folder, _shared_memory, _compiler, _accelerators, _plugins, _two_ranks,
 )  # fmt: skip

@@ -376,7 +376,7 @@ def test_doctor_finds_what_a_run_needs() -> None:
 def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_TORCH", (99, 0))
     monkeypatch.setattr(doctor, "judged_with", lambda _: "")
-    monkeypatch.setattr(doctor, "LOOKS", doctor.LOOKS[:-1])  # without the ranks
+    monkeypatch.setattr(doctor, "CHECKS", doctor.CHECKS[:-1])  # without the ranks
     result = call("doctor")
     assert result.exit_code == 1
     assert "MISSING torch" in result.stdout

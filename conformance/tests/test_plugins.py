@@ -91,13 +91,11 @@ def test_a_plugin_that_raises_at_import_is_named_and_the_rest_goes_on(install: I
     (tmp_path / "explosive.py").write_text("raise OSError('libacme.so.3 is missing')\n")
     install("bad", plugins.BACKENDS, aaa="explosive:BACKEND")
     install("good", plugins.BACKENDS, zzz="good_adapter:BACKEND")
-    symptom = _plugins()
-    assert not symptom.healthy
-    assert not symptom.needed
-    assert (
-        "aaa (of bad 1.0): backend 'aaa': cannot import explosive: OSError: libacme.so.3 is missing" in symptom.detail
-    )
-    assert "zzz (of good 1.0)" in symptom.detail
+    check = _plugins()
+    assert not check.passed
+    assert not check.needed
+    assert "aaa (of bad 1.0): backend 'aaa': cannot import explosive: OSError: libacme.so.3 is missing" in check.detail
+    assert "zzz (of good 1.0)" in check.detail
     assert get_backend("zzz").name == "acme's own"
     with pytest.raises(BackendError, match=r"libacme\.so\.3 is missing"):
         get_backend("aaa")
