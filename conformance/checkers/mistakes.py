@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A mistake in words; one that `follows` is a consequence of others, and is reported after them."""
+    """A mistake in words; a `secondary` one is a consequence of others and reported after them."""
 
     title: str
     remedy: str
-    follows: bool = False
+    secondary: bool = False
 
 
 MISTAKES = {
@@ -111,7 +111,7 @@ MISTAKES = {
     "goes-astray": Mistake(
         "A training takes other steps than without DDP.",
         "Correct the other causes first: a wrong step makes all later steps wrong.",
-        follows=True,
+        secondary=True,
     ),
     "part": Mistake(
         "A part of a value is wrong.", "Check where that part begins and ends in a bucket, in a chunk or in the tensor."

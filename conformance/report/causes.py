@@ -73,18 +73,18 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
-    """What outcomes of one cause have in common.
+class _Diagnosis:
+    """What is wrong in an outcome. Outcomes of the same `kind` and `key` have one cause.
 
-    `known`: a checker recognised the mistake. `follows`: the mistake is a consequence of other mistakes.
+    `recognised`: a checker recognised the mistake. `secondary`: it is a consequence of others.
     """
 
     kind: Kind
     key: str
     title: str
     remedy: str = ""
-    known: bool = False
-    follows: bool = False
+    recognised: bool = False
+    secondary: bool = False
 
 
 def causes_of(report: Report) -> tuple[Cause, ...]:
@@ -98,24 +98,25 @@ def causes_of(report: Report) -> tuple[Cause, ...]:
 
 def causes_in(failures: Iterable[Outcome], statements: Mapping[str, str]) -> tuple[Cause, ...]:
     """Return the causes of these failures in the order of `causes_of`; `statements`: requirements' sentences by id."""
-    groups: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
+    groups: dict[tuple[Kind, str], list[tuple[_Diagnosis, Outcome]]] = {}
     for outcome in failures:
-        sign = _sign_of(outcome, statements)
-        groups.setdefault((sign.kind, sign.key), []).append((sign, outcome))
-    found = [(_cause(group), group[0][0]) for group in _joined(groups.values())]
-    kinds = list(Kind)
-    found.sort(
-        key=lambda pair: (
-            kinds.index(pair[0].kind), -gravity(pair[0].best), pair[1].follows, not pair[1].known,
-            -len(pair[0].outcomes), pair[0].best.id,
-        )
-    )  # fmt: skip
-    return tuple(cause for cause, _ in found)
+        diagnosis = _diagnose(outcome, statements)
+        groups.setdefault((diagnosis.kind, diagnosis.key), []).append((diagnosis, outcome))
+    found = [(_cause(group), group[0][0]) for group in _merged_by_title(groups.values())]
+
+    def order(pair: tuple[Cause, _Diagnosis]) -> tuple[int, int, bool, bool, int, str]:
+        cause, diagnosis = pair
+        return (
+            list(Kind).index(cause.kind), -gravity(cause.best), diagnosis.secondary, not diagnosis.recognised,
+            -len(cause.outcomes), cause.best.id,
+        )  # fmt: skip
+
+    return tuple(cause for cause, _ in sorted(found, key=order))
 
 
 def cause_of(outcome: Outcome, statements: Mapping[str, str]) -> Cause:
     """Return the cause of one failure; `statements` as in `causes_in`."""
-    return _cause([(_sign_of(outcome, statements), outcome)])
+    return _cause([(_diagnose(outcome, statements), outcome)])
 
 
 def statements_of(report: Report) -> Mapping[str, str]:
@@ -123,19 +124,19 @@ def statements_of(report: Report) -> Mapping[str, str]:
     return {one.id: one.statement for one in report.requirements}
 
 
-def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
+def _cause(group: list[tuple[_Diagnosis, Outcome]]) -> Cause:
     ordered = sorted(group, key=lambda pair: (-gravity(pair[1]), *_simplicity(pair[1]), pair[1].id))
-    sign = ordered[0][0]
-    return Cause(sign.kind, sign.title, sign.remedy, tuple(outcome for _, outcome in ordered))
+    diagnosis = ordered[0][0]
+    return Cause(diagnosis.kind, diagnosis.title, diagnosis.remedy, tuple(outcome for _, outcome in ordered))
 
 
-def _joined(groups: Iterable[list[tuple[_Sign, Outcome]]]) -> list[list[tuple[_Sign, Outcome]]]:
-    """Return the groups, those with the same title joined to one."""
-    joined: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
+def _merged_by_title(groups: Iterable[list[tuple[_Diagnosis, Outcome]]]) -> list[list[tuple[_Diagnosis, Outcome]]]:
+    """Merge groups with the same title: a reader could not tell their causes apart."""
+    merged: dict[tuple[Kind, str], list[tuple[_Diagnosis, Outcome]]] = {}
     for group in groups:
         cause = _cause(group)
-        joined.setdefault((cause.kind, cause.title), []).extend(group)
-    return list(joined.values())
+        merged.setdefault((cause.kind, cause.title), []).extend(group)
+    return list(merged.values())
 
 
 def _simplicity(outcome: Outcome) -> tuple[int, int, int]:
@@ -143,40 +144,40 @@ def _simplicity(outcome: Outcome) -> tuple[int, int, int]:
     return outcome.world_size, outcome.failed_result.num_collectives, len(options)
 
 
-def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
+def _diagnose(outcome: Outcome, statements: Mapping[str, str]) -> _Diagnosis:
     result = outcome.failed_result
     if outcome.is_unexpected_pass:
-        return _Sign(
+        return _Diagnosis(
             Kind.UNEXPECTED_PASS,
             "",
             "An entry of the known failures is stale.",
             "Remove it from them, or narrow it down.",
         )
     findings = result.deciding_findings
-    told = [one for one in findings if not one.requirements or blamed(outcome) in one.requirements] or findings
-    first = next(iter(told), Finding("runner", result.verdict, "no checker says why"))
+    relevant = [one for one in findings if not one.requirements or blamed(outcome) in one.requirements] or findings
+    first = next(iter(relevant), Finding("runner", result.verdict, "no checker says why"))
     if result.verdict is Verdict.HARNESS_ERROR:
-        return _Sign(Kind.OURS, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
+        return _Diagnosis(Kind.OURS, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
     if (found := lacking(result, outcome.replay)) is not None:
         names = ", ".join(found.names)
-        return _Sign(
-            Kind.UNDECLARED, names, f"It counts as having {names} and {found.why}.", found.declaration, known=True
+        return _Diagnosis(
+            Kind.UNDECLARED, names, f"It counts as having {names} and {found.why}.", found.declaration, recognised=True
         )
     if first.checker in MISTAKES_BY_CHECKER:
         title, remedy = MISTAKES_BY_CHECKER[first.checker]
         sentence = f"{title.rstrip('.')}: {shorten(first.summary)}" if first.checker in _TELL_WHAT else title
-        return _Sign(Kind.BUG, first.checker, sentence, remedy, known=True)
-    if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):
+        return _Diagnosis(Kind.BUG, first.checker, sentence, remedy, recognised=True)
+    if mistake := next((one.mistake for one in relevant if one.mistake in MISTAKES), ""):
         kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
         known = MISTAKES[mistake]
-        seen = next(one.summary for one in told if one.mistake == mistake)
-        return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True, follows=known.follows)
+        title = _about(known.title, next(one.summary for one in relevant if one.mistake == mistake))
+        return _Diagnosis(kind, mistake, title, known.remedy, recognised=True, secondary=known.secondary)
     title = shorten(first.summary)
     # Of ranks that hang where nothing was recorded, evidence names the phase alone, another one in each scenario.
     is_bare = first.checker == "no_hang" and not (outcome.replay or {}).get("recorded", True)
     if first.checker in _COMPARE or is_bare:
         title = in_short(statements.get(blamed(outcome), "")) or title
-    return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
+    return _Diagnosis(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
 
 
 #: Checkers of many things, whose mistake alone does not tell which of them is wrong.
