@@ -27,7 +27,7 @@ from typing import Any
 from packaging.version import Version
 
 from conformance.errors import KnownFailureError
-from conformance.run.known_failures import EXPECTABLE, MET, MORE, Excuse, parse_toml
+from conformance.run.known_failures import EXPECTABLE, FAILED_IN_MORE, MET, Excuse, parse_toml
 from conformance.run.outcome import NATIVE, Outcome, counts_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -77,7 +77,7 @@ class Baseline:
             known = one.ways.get(scenario.id, result.ways)
             new = tuple(sentence for word, sentence in result.ways.items() if word not in known)
             reason = f"torch {self.torch} breaks it over {self.backend}: {one.reason}"
-            return Excuse(MORE if new else MET, result.verdict, reason, ", ".join(one.source), "", new)
+            return Excuse(FAILED_IN_MORE if new else MET, result.verdict, reason, ", ".join(one.source), "", new)
         return None
 
 

@@ -36,7 +36,7 @@ from conformance.verdict import ScenarioResult, Verdict
 EXPECTABLE = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
 MET, UNEXPECTED_PASS, UNEXPECTED_VERDICT, EXPIRED = "met", "unexpected pass", "unexpected verdict", "expired"
 #: It failed where a failure was known, and in more than was known.
-MORE = "more than known"
+FAILED_IN_MORE = "more than known"
 
 _MANDATORY = ("scenarios", "verdict", "reason", "issue", "expires")
 _MOST_NEW = 6
@@ -113,19 +113,17 @@ class Excuse:
         return result.headed(self.new[0], "\n".join(lines))
 
     def describe(self, verdict: Verdict) -> str:
-        """Return what was expected, what came, and what to do."""
-        because = f"{self.verdict.value} was expected ({self.reason}; {self.issue})"
+        """Return what was expected, that `verdict` is the result, and what to do."""
+        expected = f"{self.verdict.value} was expected ({self.reason}; {self.issue})"
         if self.status == MET:
-            return f"{because} and came"
-        if self.status == MORE:
+            return f"{expected}, and it is {verdict.value}"
+        if self.status == FAILED_IN_MORE:
             return f"some of it was known ({self.reason}; {self.issue})"
         if self.status == EXPIRED:
-            return (
-                f"{because} until {self.expires}, which is past; {verdict.value} came: fix it, or argue for more time"
-            )
+            return f"{expected} until {self.expires}, which is past; it is {verdict.value}: fix it, or set a later date"
         if self.status == UNEXPECTED_PASS:
-            return f"it passed, but {because}: remove its entry from the known failures, or narrow it down"
-        return f"{because}, but {verdict.value} came"
+            return f"it passed, but {expected}: remove its entry from the known failures, or narrow it down"
+        return f"{expected}, but it is {verdict.value}"
 
 
 #: Says which known failure applies to a scenario in which the subject came to a result, if any.

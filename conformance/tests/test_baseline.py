@@ -24,7 +24,7 @@ from conformance.run.baseline import (
     union,
 )
 from conformance.run.environment import package_version
-from conformance.run.known_failures import MET, MORE, Circumstances
+from conformance.run.known_failures import FAILED_IN_MORE, MET, Circumstances
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
@@ -81,7 +81,7 @@ def test_a_new_mistake_beside_a_known_one_is_reported_first() -> None:
     result = failing("0a1b2c", "000000", "111111").subject
     excuse = known.excuse(BROKEN, result)
     assert excuse is not None
-    assert excuse.status == MORE
+    assert excuse.status == FAILED_IN_MORE
     told = excuse.new_first(result)
     assert told.summary == "000000 is wrong"
     assert told.findings[0].explanation.splitlines()[:3] == [
