@@ -88,9 +88,9 @@ def objections(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> 
     if not report.certified:
         return ("the run was not certified: run again with --certified",)
     return (
-        *_about_the_run(report),
-        *_about_the_list(report, profiles),
-        *about_the_counts(report),
+        *_problems_of_run(report),
+        *_problems_of_list(report, profiles),
+        *problems_of_counts(report),
     )
 
 
@@ -111,7 +111,7 @@ def verify(folder: Path, profiles: Callable[[], Mapping[str, tuple[Scenario, ...
     raise ReportError(f"{folder} is no valid certificate: " + "; ".join(wrong))
 
 
-def _about_the_run(report: Report) -> Iterable[str]:
+def _problems_of_run(report: Report) -> Iterable[str]:
     if not report.complete or report.interrupted:
         yield "the run was not completed"
     if report.selection.order != "listed":
@@ -129,7 +129,7 @@ def _about_the_run(report: Report) -> Iterable[str]:
         yield f"{len(gaps)} scenario(s) say nothing of the subject: {some(gaps)}"
 
 
-def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
+def _problems_of_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
     made_by, installed = report.package_version("ddp-conformance"), package_version("ddp-conformance")
     if made_by != installed:
         yield f"it was made by ddp-conformance {made_by or 'unknown'}; verify it with that release, not {installed}"
@@ -145,10 +145,10 @@ def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]
     scenarios = profiles[report.selection.profile]
     if report.specification:
         scenarios = load_version(report.specification).scenarios(scenarios)
-    yield from strange_scenarios(report, scenarios, f"profile {report.selection.profile}")
+    yield from problems_of_scenarios(report, scenarios, f"profile {report.selection.profile}")
 
 
-def strange_scenarios(report: Report, wanted: Iterable[Scenario], of: str) -> Iterable[str]:
+def problems_of_scenarios(report: Report, wanted: Iterable[Scenario], of: str) -> Iterable[str]:
     """Yield how the scenarios of `report` differ from those `wanted`, all those `of` something."""
     ours = {scenario.id: scenario for scenario in wanted}
     ran = {scenario.id: scenario for scenario in report.scenarios}
@@ -169,7 +169,7 @@ def _is_of(outcome: Outcome, scenario: Scenario) -> bool:
     return told == (scenario.digest, scenario.requirements, scenario.world_size, scenario.seed)
 
 
-def about_the_counts(report: Report) -> Iterable[str]:
+def problems_of_counts(report: Report) -> Iterable[str]:
     """Yield where a report contradicts itself: counts, answers and findings follow from each other."""
     totals = report.totals
     if (totals.selected, totals.scenarios) != (len(report.selection.ids), len(report.scenarios)):

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from conformance.checkers.explanation import some
 from conformance.errors import ReportError
-from conformance.report.certificate import about_the_counts, strange_scenarios
+from conformance.report.certificate import problems_of_counts, problems_of_scenarios
 from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, REPORT, SIGNATURE
 from conformance.report.plain_file import read_plain
 from conformance.report.read import parse_report
@@ -103,7 +103,7 @@ def accept(folder: Path, results: Path, suite: Suite, *, unsigned: bool = False,
         if not submission.signed_by and not unsigned:
             wrong.append(_UNSIGNED)
         if not new_key:
-            wrong += _about_the_key(submission, results)
+            wrong += _problems_of_key(submission, results)
         target = results / submission.place
         if target.exists():
             wrong.append(f"{target} is there already, and stored results are never replaced: run on another day")
@@ -124,11 +124,11 @@ def accept(folder: Path, results: Path, suite: Suite, *, unsigned: bool = False,
 def objections(report: Report, suite: Suite) -> tuple[str, ...]:
     """Return why a new report is not taken in, one sentence each; that something failed is no objection."""
     return (
-        *_about_the_run(report),
-        *_about_the_scenarios(report, suite),
-        *_about_the_requirements(report, suite.catalogue),
-        *about_the_counts(report),
-        *_about_the_evidence(report),
+        *_problems_of_run(report),
+        *_problems_of_list(report, suite),
+        *_problems_of_requirements(report, suite.catalogue),
+        *problems_of_counts(report),
+        *_problems_of_evidence(report),
     )
 
 
@@ -142,7 +142,7 @@ def check(results: Path, suite: Suite, since: Path | None = None, *, unsigned: b
     wrong = list(_strange_files(results))
     for folder in _folders(results):
         place = folder.relative_to(results).as_posix()
-        wrong += [f"{place}: {one}" for one in _about_a_place(folder, place, suite, since, unsigned=unsigned)]
+        wrong += [f"{place}: {one}" for one in _problems_of_place(folder, place, suite, since, unsigned=unsigned)]
     for old in [] if since is None else _folders(since):
         place = old.relative_to(since or old).as_posix()
         if _contents(old) != _contents(results / place):
@@ -150,7 +150,7 @@ def check(results: Path, suite: Suite, since: Path | None = None, *, unsigned: b
     return tuple(wrong)
 
 
-def _about_a_place(folder: Path, place: str, suite: Suite, since: Path | None, *, unsigned: bool) -> Iterator[str]:
+def _problems_of_place(folder: Path, place: str, suite: Suite, since: Path | None, *, unsigned: bool) -> Iterator[str]:
     try:
         submission = read_submission(folder)
         belongs = submission.place.as_posix()
@@ -163,10 +163,10 @@ def _about_a_place(folder: Path, place: str, suite: Suite, since: Path | None, *
     if not submission.signed_by and not unsigned and not was_there:
         yield _UNSIGNED
     if since is None or was_there:
-        yield from about_the_counts(submission.report)
+        yield from problems_of_counts(submission.report)
         return
     yield from objections(submission.report, suite)
-    yield from _about_the_key(submission, since)
+    yield from _problems_of_key(submission, since)
 
 
 def _place(report: Report) -> PurePosixPath:
@@ -197,7 +197,7 @@ def _date(report: Report) -> datetime.date:
         raise ReportError(f"the day of the run must be a date such as 2026-11-25, got {told!r}") from error
 
 
-def _about_the_run(report: Report) -> Iterator[str]:
+def _problems_of_run(report: Report) -> Iterator[str]:
     if not report.is_complete:
         yield f"the run was not completed: {report.num_not_run} of its scenarios have no verdict"
     if report.selection.shard:
@@ -212,7 +212,7 @@ def _about_the_run(report: Report) -> Iterator[str]:
         yield f"it calls its DDP {known.name}, which is {known.target}, and judged {report.subject.target}"
 
 
-def _about_the_scenarios(report: Report, suite: Suite) -> Iterator[str]:
+def _problems_of_list(report: Report, suite: Suite) -> Iterator[str]:
     """Yield what is wrong with the list: a profile is run as a whole, and a requirement with all its scenarios."""
     profile, version = report.selection.profile, report.specification
     if profile and profile not in (*(one.level for one in suite.catalogue), QUICK):
@@ -229,10 +229,10 @@ def _about_the_scenarios(report: Report, suite: Suite) -> Iterator[str]:
         of = "the requirements that it speaks of"
     if version:
         wanted = load_version(version).scenarios(wanted)
-    yield from strange_scenarios(report, wanted, of)
+    yield from problems_of_scenarios(report, wanted, of)
 
 
-def _about_the_requirements(report: Report, catalogue: Catalogue) -> Iterator[str]:
+def _problems_of_requirements(report: Report, catalogue: Catalogue) -> Iterator[str]:
     evidence = evidence_of(report.scenarios)
     ours = {each.id: summarise(each, evidence[each.id]) for each in catalogue if each.id in evidence}
     theirs = {one.id: one for one in report.requirements}
@@ -249,7 +249,7 @@ def _words(one: object) -> tuple[str, ...]:
     return tuple(getattr(one, name) for name in ("chapter", "level", "statement"))
 
 
-def _about_the_evidence(report: Report) -> Iterator[str]:
+def _problems_of_evidence(report: Report) -> Iterator[str]:
     """Yield which PASS lacks the findings of a run: that something was exercised, and what was compared."""
     bare = [
         one.id
@@ -262,7 +262,7 @@ def _about_the_evidence(report: Report) -> Iterator[str]:
         yield f"{len(bare)} scenario(s) say PASS without findings that show it: {some(bare)}"
 
 
-def _about_the_key(submission: Submission, results: Path) -> Iterator[str]:
+def _problems_of_key(submission: Submission, results: Path) -> Iterator[str]:
     """Yield that another key than this one has signed the reports of the subject that `results` holds."""
     folders = _folders(results / submission.place.parts[0])
     keys = {key for folder in folders if (folder / PUBLIC_KEY).exists() if (key := signer(folder, None))}
