@@ -44,23 +44,23 @@ def headline(report: Report) -> str:
     known = f", {counted(report.num_excused, 'known failure')}" if report.num_excused else ""
     if report.certified:
         return f"conformant at {report.selection.profile}{_version(report)}, {counted(total, 'scenario')}"
-    return f"{kept(report)}{known}"
+    return f"{requirements_kept(report)}{known}"
 
 
-def kept(report: Report) -> str:
-    """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that acme does not declare`; a DDP is `it`."""
+def requirements_kept(report: Report) -> str:
+    """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that acme does not declare`."""
     asked = counted(len(report.owed), "requirement")
     said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
         need = "needs" if undeclared == 1 else "need"
-        said.append(f"{undeclared} {need} capabilities that {' or '.join(_undeclaring(report))} does not declare")
+        said.append(f"{undeclared} {need} capabilities that {' or '.join(_undeclared_by(report))} does not declare")
     if unknown := _number(report, Verdict.UNKNOWN) + _number(report, Verdict.HARNESS_ERROR):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)
 
 
-def _undeclaring(report: Report) -> list[str]:
-    """Return who declares too little for some scenarios: `it`, which was judged, or the backend below it by name."""
+def _undeclared_by(report: Report) -> list[str]:
+    """Return what lacks capabilities that scenarios need: `it`, the judged subject, or the backend below it by name."""
     reasons = " ".join(reason for reason, _ in reasons_unsupported(report.scenarios))
     names = sorted(set(re.findall(r"(\S+) declares no ", reasons)), key=lambda name: name != report.subject.name)
     return ["it" if name == report.subject.name else name for name in names] or ["it"]

@@ -16,7 +16,7 @@ from conformance.report.causes import Cause, Kind, causes_of, in_short
 from conformance.report.console import printable
 from conformance.report.failure import failure_path, failure_text, last_failed_command, replay_command
 from conformance.report.groups import all_groups, groups_of
-from conformance.report.headline import kept
+from conformance.report.headline import requirements_kept
 from conformance.report.lines import broken, print_evidence, print_sentence
 from conformance.run.outcome import (
     Outcome,
@@ -243,7 +243,7 @@ def _print_cause(
 
 
 def print_totals(console: Console, report: Report, *, notes: bool = False) -> None:
-    """Print the last lines of a run: counts, times and the answer; with `notes` what trainings have reached."""
+    """Print the last lines of a run: counts, times and the answer; with `notes` those of each scenario first."""
     for outcome in report.scenarios if notes else ():
         for note in outcome.notes:
             console.print(printable(f"{outcome.id}: {note}"), soft_wrap=True)
@@ -260,16 +260,20 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}")
     _print_unsupported(console, report)
-    again = [one for each in report.scenarios for one in each.subject.findings if one.summary.startswith(TRIED_AGAIN)]
-    if again:
-        said = f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}."
-        print_sentence(console, said)
+    findings = (finding for outcome in report.scenarios for finding in outcome.subject.findings)
+    if again := [one for one in findings if one.summary.startswith(TRIED_AGAIN)]:
+        print_sentence(console, f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}.")
     for outcome in report.contaminated:
-        said = printable(f"{outcome.id}: {outcome.subject.findings[0].summary}")
-        console.print(said, style="bold red", soft_wrap=True)
+        text = printable(f"{outcome.id}: {outcome.subject.findings[0].summary}")
+        console.print(text, style="bold red", soft_wrap=True)
+    _print_answer(console, report)
+
+
+def _print_answer(console: Console, report: Report) -> None:
+    """Print the last line: whether the subject keeps its requirements, or why this run does not show it."""
     if not report.is_complete:
         console.print(
-            f"Incomplete: {report.num_not_run} of {counted(totals.selected, 'scenario')} did not run.",
+            f"Incomplete: {report.num_not_run} of {counted(report.totals.selected, 'scenario')} did not run.",
             style="bold yellow",
             highlight=False,
         )
@@ -277,13 +281,13 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
         whole = " It keeps all that it declares to have." if report.verdicts[Verdict.UNSUPPORTED] else ""
-        console.print(f"{report.short_name} {kept(report)}.{whole}", style="bold green")
+        console.print(f"{report.short_name} {requirements_kept(report)}.{whole}", style="bold green")
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:
         console.print(_nothing_passed(report), style="bold red")
     else:
-        console.print(f"{_failed(report)}. {report.short_name} {kept(report)}.", style="bold red")
+        console.print(f"{_failed(report)}. {report.short_name} {requirements_kept(report)}.", style="bold red")
 
 
 def _failed(report: Report) -> str:
