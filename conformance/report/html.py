@@ -180,7 +180,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
     own = [column for column in columns if not column.is_native]
     script, style = _asset("report.js"), _asset("report.css")
     return (
-        _environment()
+        _jinja()
         .get_template("report.html")
         .render(
             reports=reports,
@@ -369,13 +369,13 @@ def _occurs(verdict: Verdict, columns: Sequence[Column]) -> bool:
 
 
 @cache
-def _environment() -> Environment:
+def _jinja() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.globals.update(headline=headline, shorten=shorten)
-    environment.filters["coded"] = _coded
+    environment.filters["with_code"] = _with_code
     return environment
 
 
@@ -392,8 +392,8 @@ class _Linked:
         return Markup(_ID.sub(link, str(escape(text))))
 
 
-def _coded(text: str) -> Markup:
-    """Return `text` escaped, and what stands in backticks in it as code."""
+def _with_code(text: str) -> Markup:
+    """Return `text` escaped, with every part in backticks as a `<code>` element."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

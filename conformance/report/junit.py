@@ -38,22 +38,22 @@ def junit_xml(report: Report) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, scenario: Outcome, statements: Mapping[str, str]) -> None:
-    result = scenario.failed_result
+def _add_case(suite: ElementTree.Element, outcome: Outcome, statements: Mapping[str, str]) -> None:
+    result = outcome.failed_result
     case = ElementTree.SubElement(
         suite,
         "testcase",
-        classname=_legal(f"{scenario.chapter}.{scenario.leading_requirement}"),
-        name=_legal(scenario.id),
-        time=f"{scenario.subject.duration_ms / 1000:.3f}",
+        classname=_legal(f"{outcome.chapter}.{outcome.leading_requirement}"),
+        name=_legal(outcome.id),
+        time=f"{outcome.subject.duration_ms / 1000:.3f}",
     )
     message = result.summary
-    if scenario.expectation is not None:
-        known = scenario.expectation
-        message = f"{known.status}: {known.describe(scenario.subject.verdict)}. {message}".rstrip()
-    if scenario.is_failure:
-        cause = cause_of(scenario, statements)
-        if not scenario.is_unexpected_pass and cause.title not in message:
+    if outcome.expectation is not None:
+        excuse = outcome.expectation
+        message = f"{excuse.status}: {excuse.describe(outcome.subject.verdict)}. {message}".rstrip()
+    if outcome.is_failure:
+        cause = cause_of(outcome, statements)
+        if not outcome.is_unexpected_pass and cause.title not in message:
             message = f"{cause.title} {message}"
         kind = "error" if result.verdict is Verdict.HARNESS_ERROR else "failure"
         problem = ElementTree.SubElement(case, kind, type=result.verdict.value, message=_legal(message))

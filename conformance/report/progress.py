@@ -51,7 +51,7 @@ class ProgressBar:
         self._statements = statements
         self._width_of_name = _WIDTH_OF_NAME if console.width >= _WIDTH_WITH_BAR else _WIDTH_OF_NAME_ALONE
         self._current_id = ""  # the scenario that began last
-        self._lines = None if console.is_terminal else make_console(stderr=True)
+        self._log = None if console.is_terminal else make_console(stderr=True)  # a log gets lines, no bar
         self._last_line_at = 0.0
         self._total = len(scenarios)
         self._forecast = _Forecast(scenarios)
@@ -99,14 +99,14 @@ class ProgressBar:
             verdicts=f"[red]{self._failures()}[/]" if self._num_failed or self._num_contaminated else "",
         )
         self._last_line_at = self._last_line_at or self._started
-        if self._lines is not None and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES:
+        if self._log is not None and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES:
             self._last_line_at = time.monotonic()
-            self._lines.print(self._line(event.done), soft_wrap=True)
+            self._log.print(self._line(event.done), soft_wrap=True)
 
     def _note_failure(self, outcome: Outcome) -> None:
         self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
         if self._hangs == HANGS_IN_A_ROW != before:
-            print_evidence(self._lines or self._progress.console, HURRIES)
+            print_evidence(self._log or self._progress.console, HURRIES)
         self._num_contaminated += bool(outcome.contaminated_by)
         if not outcome.is_failure:
             return
@@ -116,8 +116,8 @@ class ProgressBar:
             return
         self._causes.add(said)
         line = Text(f"{outcome.failed_result.verdict.value}  {outcome.id}: {said}")
-        if self._lines is not None:
-            self._lines.print(line, soft_wrap=True)
+        if self._log is not None:
+            self._log.print(line, soft_wrap=True)
         else:
             self._progress.console.print(line, no_wrap=True, overflow="ellipsis")
 

@@ -103,7 +103,7 @@ def _page(name: str, history: Sequence[Stored], everything: Sequence[Stored]) ->
         "",
         "## Requirements over time",
         "",
-        *_over_time(history[-_MOST_COLUMNS:]),
+        *_verdicts_over_time(history[-_MOST_COLUMNS:]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -121,16 +121,17 @@ def _alone(last: Stored, everything: Sequence[Stored]) -> list[str]:
     return [f"- {_linked(one.id)}: {as_text(one.statement)}" for one in found]
 
 
-def _over_time(history: Sequence[Stored]) -> list[str]:
-    columns = [{one.id: one.subject for one in each.report.requirements} for each in history]
-    head = [f"| requirement | {' | '.join(as_text(one.column) for one in history)} |", "|---|" + "---|" * len(history)]
+def _verdicts_over_time(history: Sequence[Stored]) -> list[str]:
+    """Return a Markdown table: a column for each stored run, a row for each requirement that did not pass in all."""
+    columns = [{one.id: one.subject for one in stored.report.requirements} for stored in history]
+    titles = " | ".join(as_text(stored.column) for stored in history)
+    head = [f"| requirement | {titles} |", "|---|" + "---|" * len(history)]
     names = dict.fromkeys(name for column in columns for name in column)
-    told = [name for name in names if any(each.get(name) is not Verdict.PASS for each in columns)]
-    rows = [
-        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in told
-    ]
-    kept = f"{counted(len(names) - len(told), 'requirement')} passed in every run."
-    return [kept, "", *head, *rows] if rows else [kept]
+    not_kept = [name for name in names if any(column.get(name) is not Verdict.PASS for column in columns)]
+    cells = {name: [column[name].value if name in column else "-" for column in columns] for name in not_kept}
+    rows = [f"| {_linked(name)} | {' | '.join(verdicts)} |" for name, verdicts in cells.items()]
+    summary = f"{counted(len(names) - len(not_kept), 'requirement')} passed in every run."
+    return [summary, "", *head, *rows] if rows else [summary]
 
 
 def _linked(requirement: str) -> str:

@@ -113,7 +113,7 @@ class Exploration:
         return any(deviation.features <= of for deviation in self.deviations)
 
     def add(self, judged: Judged) -> None:
-        """Count an example."""
+        """Count an example; a failure waits in `unshrunk` until it has been shrunk to a deviation."""
         if judged.verdict in _NOT_JUDGED:
             self.not_judged.append(judged)
             return
