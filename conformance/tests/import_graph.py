@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,9 +13,10 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_names(path: Path) -> set[str]:
+@cache
+def imported_names(path: Path) -> frozenset[str]:
     """Return the dotted names that `path` imports anywhere, also in functions and for types alone."""
-    return names_in(ast.parse(path.read_text()))
+    return frozenset(names_in(ast.parse(path.read_text())))
 
 
 def names_in(tree: ast.AST) -> set[str]:

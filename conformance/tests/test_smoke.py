@@ -345,6 +345,7 @@ def test_every_dtype_and_reduction_is_tried_in_every_operation_and_every_capabil
     assert tried == BACKEND_CAPABILITIES - {"streams", "notices_death"}
 
 
+@pytest.mark.nightly
 def test_a_dtype_that_is_broken_in_one_operation_breaks_its_rung(zygote: ZygoteProcess) -> None:
     *held, last = climb(f"{OF_DTYPES}:takes_bfloat16_for_nothing", "torch", zygote=zygote)
     assert (last.rung, last.status) == ("bfloat16", Status.BROKEN)
