@@ -129,11 +129,6 @@ class Channel:
         return received
 
     @property
-    def num_waiting(self) -> int:
-        """The number of bytes of a message that has not come whole."""
-        return len(self._arrived)
-
-    @property
     def half_a_message(self) -> bool:
         """Whether the other side has begun a message and not ended it."""
         return bool(self._arrived)
