@@ -93,7 +93,8 @@ def ComparesNumbersOnly(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> Non
     def count(*args: Any, **options: Any) -> Replica:
         described = describe(*args, **options)
         counted = tuple(ReplicatedParameter(each.name, "", "", "", False, "") for each in described.parameters)
-        return dataclasses.replace(described, parameters=counted)
+        named = {kind: dict.fromkeys(layouts, "") for kind, layouts in described.copied.items()}
+        return dataclasses.replace(described, parameters=counted, copied=named)
 
     with mock.patch.object(distributed, "describe", count):
         init(*args, **kwargs)
@@ -112,7 +113,9 @@ def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> 
     describe = replicas.describe
 
     def without(*args: Any, **options: Any) -> Replica:
-        return dataclasses.replace(describe(*args, **options), ignored=(), parameters=())
+        described = describe(*args, **options)
+        nothing: dict[str, dict[str, str]] = {kind: {} for kind in described.copied}
+        return dataclasses.replace(described, ignored=(), parameters=(), copied=nothing)
 
     with mock.patch.object(distributed, "describe", without):
         init(*args, **kwargs)
