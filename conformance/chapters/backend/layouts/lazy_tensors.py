@@ -26,7 +26,8 @@ def _names(scenario: Scenario) -> tuple[str]:
 def lazy_tensors(ctx: RankContext) -> Mapping[str, Trial]:
     """Pass lazy tensors to `operation`; an error refuses them.
 
-    They are also what an operation in place writes into, and a rank that passes none: torch then refuses on all ranks.
+    They are also what an operation in place writes into, and, conjugated, a rank that passes none: torch then refuses
+    on all ranks, and not where others wait.
     """
     cell = Cell(ctx.arguments["operation"], ctx.arguments["dtype"], root=1, lifetime="wait")
     truth, view = Truth(cell, Place(ctx.rank, ctx.world_size, cell.root)), _VIEWS[ctx.arguments["bit"]]
@@ -42,7 +43,8 @@ def lazy_tensors(ctx: RankContext) -> Mapping[str, Trial]:
         what, place = cell.what, truth.place
         given = [lazy(truth.sent(blocks).view(truth.shape(blocks))) for blocks in what.inputs(place)]
         rooms = [room(blocks) for blocks in what.outputs(place)]
-        got = (given if what.in_place else rooms) if given else list(map(lazy, rooms))
+        is_lazy = what.in_place or ctx.arguments["bit"] == "conjugate"
+        got = given if what.in_place and given else rooms if given or not is_lazy else list(map(lazy, rooms))
         try:
             for work in issue(cell, ctx.process_group, None, place, given, got).works:
                 work.wait()
