@@ -68,6 +68,7 @@ def command(
     add_failures_folder(folder)
     seeds = tuple(dict.fromkeys(seeds)) or (random.randrange(2**32),)
     say(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
+    shared = click.get_current_context().with_resource(early_zygote())
 
     from conformance.programs.registry import preloads_of
     from conformance.report.progress import SECONDS_BETWEEN_LINES
@@ -115,11 +116,7 @@ def command(
         show(deviation.outcome, f"Composed of: {composed}. Shrunk from {deviation.drawn}.{at_times}")
 
     console.print(f"Seeds: {', '.join(map(str, seeds))}", soft_wrap=True)
-    with (
-        interrupted_once("; failures found so far are kept"),
-        early_zygote() as shared,
-        console.status("starting ranks") as status,
-    ):
+    with interrupted_once("; failures found so far are kept"), console.status("starting ranks") as status:
         with Controller(backend_value, preload=preload, zygote=shared) as controller:
             runner.probe(subject, probed.world_size, controller, source)
         shared.await_ready()
