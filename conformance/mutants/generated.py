@@ -44,6 +44,8 @@ from conformance.workers.zygote_process import ZygoteProcess
 _MOST_CPU_S, _MOST_CPU_OF_EQUIVALENT_S = 12.0, 2.0
 #: So long is looked for further scenarios that execute a mutant's line.
 _MOST_TRACING_S = 8.0
+#: What the shortest trace counts as.
+_LEAST_CPU_S = 0.001
 #: So many scenarios that have killed mutants of the same module come first.
 _MOST_KILLERS = 6
 #: No mistake is made in tests, nor in what runs before ranks do.
@@ -195,15 +197,18 @@ def _unlike_first(traces: Sequence[Trace]) -> Iterator[str]:
 
     Scenarios that do so use other features, or use them otherwise: of two that are alike one is enough for a while.
     """
-    left = {one.id: (one.cpu_s, {(name, line) for name in one.lines for line in one.lines[name]}) for one in traces}
-    seen: set[tuple[str, int]] = set()
-    while left:
-        id_ = max(left, key=lambda id_: len(left[id_][1] - seen) / left[id_][0])
-        if seen and left[id_][1] <= seen:
-            seen.clear()
-            continue
+    cpu_s = {one.id: one.cpu_s or _LEAST_CPU_S for one in traces}
+    lines = {one.id: {(name, line) for name in one.lines for line in one.lines[name]} for one in traces}
+    new: dict[str, set[tuple[str, int]]] = {}
+    while lines:
+        if not any(new.values()):
+            new = {id_: set(its) for id_, its in lines.items()}
+        id_ = max(new, key=lambda id_: len(new[id_]) / cpu_s[id_])
         yield id_
-        seen |= left.pop(id_)[1]
+        executed = lines.pop(id_)
+        del new[id_]
+        for its in new.values():
+            its -= executed
 
 
 def _in_turns(ids: Sequence[str], kind: Callable[[str], str]) -> list[str]:
