@@ -134,6 +134,10 @@ def test_moments_before_within_and_after_stops(clock: Clock) -> None:
     assert machine_time.now() == pytest.approx(last)
     for ago_s, earlier_s in ((0.5, 0.0), (_STOP_S, 0.0), (_STOP_S + TURN_S / 2, TURN_S / 2)):
         assert machine_time.moment(clock.at - ago_s) == pytest.approx(last - earlier_s)
+        three_stops_s = 3 * (_STOP_S + TURN_S)
+        assert machine_time.moment(clock.at - three_stops_s - ago_s) == pytest.approx(last - 3 * TURN_S - earlier_s)
+    kept_s = machine_time._MOST_STOPS * (_STOP_S + TURN_S)
+    assert machine_time.moment(clock.at - kept_s) == pytest.approx(last - machine_time._MOST_STOPS * TURN_S)
 
 
 _DEADLINE_S = 1.0
