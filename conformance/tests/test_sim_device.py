@@ -106,18 +106,20 @@ def test_the_host_cannot_touch_device_memory() -> None:
 
 @pytest.mark.nightly
 @needs_compiler
-@needs_compiler
 def test_an_operation_makes_its_tensor_on_the_device_that_it_names() -> None:
     """Whatever the current device is, as in a thread that has set none: `torch.func.jvp` makes such zeros."""
     assert run(_MADE).stdout.split() == ["sim:1", "sim:1"]
 
 
 @pytest.mark.nightly
+@needs_compiler
 def test_memory_of_a_lazy_tensor_waits_for_the_stream_that_was_recorded() -> None:
     done = subprocess.run([sys.executable, "-c", _RECORDED], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"] * 2, done.stderr
 
 
+@pytest.mark.nightly
+@needs_compiler
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))
     assert done.stdout.split() == ["6", "True", "True"], done.stderr
