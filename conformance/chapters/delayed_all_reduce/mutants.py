@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, replaces
@@ -34,10 +34,12 @@ def LeavesDelayedLocal(reduction: Reduction, launch: Call, bucket: Bucket) -> No
         launch(bucket)
 
 
-@replaces(Ours, "_module_parameters")
-def LeavesDelayedParametersAlone(ddp: Ours, module_parameters: Call) -> list[nn.Parameter]:
+@replaces(Ours, "copied_tensors")
+def LeavesDelayedParametersAlone(ddp: Ours, copied_tensors: Call, with_buffers: bool) -> dict[str, dict[str, Tensor]]:
     """BUG: delayed parameters are not copied from rank 0 at construction."""
-    return [parameter for name, parameter in ddp.module.named_parameters() if name not in ddp._options.delayed]
+    copied: dict[str, dict[str, Tensor]] = copied_tensors(with_buffers)
+    own = {name: parameter for name, parameter in copied["parameters"].items() if name not in ddp._options.delayed}
+    return copied | {"parameters": own}
 
 
 @replaces(Ours, "__init__")

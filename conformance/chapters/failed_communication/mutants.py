@@ -52,7 +52,7 @@ def ReadsNoHooksFuture(reduction: Reduction, wait_for: Call, bucket: Bucket) -> 
     """BUG: where a hook's future holds an error, the bucket that the hook was given is taken for its result."""
     buffer, _ = reduction.iteration.in_flight[bucket.index]
 
-    def value_of(future: Any) -> Any:
+    def value_of(future: Any, *_: Any) -> Any:
         with contextlib.suppress(Exception):
             return future.wait()
         return buffer

@@ -170,7 +170,7 @@ def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
 
 
 @replaces(Reduction, "may_finalize_in_backward")
-def RefusesCompiledBackwards(reduction: Reduction, may_finalize_in_backward: Call) -> bool:
+def RefusesCompiledBackwards(reduction: Reduction, may_finalize_in_backward: Call, *, allows_absence: bool) -> bool:
     """BUG: the reducer refuses every backward that compiled autograd runs."""
     return False
 
