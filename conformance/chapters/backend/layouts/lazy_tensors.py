@@ -42,9 +42,11 @@ def lazy_tensors(ctx: RankContext) -> Mapping[str, Trial]:
     def called() -> str:
         what, place = cell.what, truth.place
         given = [lazy(truth.sent(blocks).view(truth.shape(blocks))) for blocks in what.inputs(place)]
-        rooms = [room(blocks) for blocks in what.outputs(place)]
-        is_lazy = what.in_place or ctx.arguments["bit"] == "conjugate"
-        got = given if what.in_place and given else rooms if given or not is_lazy else list(map(lazy, rooms))
+        got = [room(blocks) for blocks in what.outputs(place)]
+        if what.in_place and given:
+            got = given
+        elif not given and (what.in_place or ctx.arguments["bit"] == "conjugate"):
+            got = list(map(lazy, got))
         try:
             for work in issue(cell, ctx.process_group, None, place, given, got).works:
                 work.wait()
