@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.two_tensor import TwoTensor
 
 import conformance.truth
 from conformance.errors import present
@@ -21,6 +22,7 @@ from conformance.truth.device import single_threaded
 from conformance.truth.expected import mismatch
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
+from conformance.truth.tensors import a_copy
 
 #: Programs that have numbers of their own, which the plain DDP must give, too.
 AGREEING = (
@@ -64,6 +66,12 @@ def test_every_collective_gives_what_its_name_says() -> None:
         1: {**both, "part": [30.0], "swapped": [10.0, 20.0], "scatter": [2.0, 20.0], "reduce": [3.0, 30.0],
             "received": [1.0, 10.0], "place": (1, 2)},
     }  # fmt: skip
+
+
+def test_a_tensor_made_of_two_is_copied_in_inference_mode() -> None:
+    with torch.inference_mode():
+        made = a_copy(TwoTensor(torch.ones(2), torch.zeros(2)))
+    assert (made.a.tolist(), made.b.tolist()) == ([1.0, 1.0], [0.0, 0.0])
 
 
 def test_groups_of_some_ranks_do_not_wait_for_the_others() -> None:

@@ -44,7 +44,8 @@ outside_transforms = temporarily_clear_interpreter_stack
 
 def a_copy(tensor: Tensor) -> Tensor:
     """Return a copy that is in no graph."""
-    return tensor.detach().clone()
+    with torch.inference_mode(False):  # in that mode torch detaches no tensor that is made of others
+        return tensor.detach().clone()
 
 
 def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
