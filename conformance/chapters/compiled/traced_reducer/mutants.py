@@ -1,7 +1,7 @@
 """Mutants of chapter traced_reducer: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -44,18 +44,18 @@ def AveragesUnderNoSync(ddp: Ours, averages_in_graph: Call) -> Any:
     return found
 
 
-class AveragesInGraphsForEver(Ours):
-    """BUG: removed hooks stop the reducer, and not the compiled backward."""
-
-    def averages_in_graph(self) -> InGraph | None:
-        with mock.patch.object(AutogradHooks, "are_removed", False):
-            return super().averages_in_graph()
-
-
 @replaces(InGraphBackwards, "nothing_else_accumulates")
 def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, reached: Any) -> bool:
     """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
+
+
+class AveragesInGraphsForEver(AveragesWhatItComputes):  # type: ignore[misc, valid-type]
+    """BUG: removed hooks stop the reducer, and not the compiled backward, which asks nobody whether it may average."""
+
+    def averages_in_graph(self) -> InGraph | None:
+        with mock.patch.object(AutogradHooks, "are_removed", False):
+            return cast("InGraph | None", super().averages_in_graph())
 
 
 @replaces(InGraphBackwards, "forward_in_graph")
