@@ -50,19 +50,50 @@ def messages_written_over(ctx: RankContext) -> Mapping[str, Trial]:
     return {name: partial(over, *sent) for name, sent in zip(_DONE, _SENT, strict=True)}
 
 
+#: A message whose receive is waited for before its send is.
+_DUE = "an irecv that is waited for before the isends are"
+
+
+@judged("received_when_sent", always(_DUE))
+def received_when_sent(ctx: RankContext) -> Mapping[str, Trial]:
+    """Wait for a message that comes late, and look at it."""
+
+    def received() -> str:
+        following, previous = _neighbours(ctx)
+        room = room_for(ctx, 20_000)
+        receipt = irecv(ctx, room, previous)
+        if ctx.rank == ctx.world_size - 1:
+            time.sleep(_LATE_S)
+        sending = isend(ctx, message(ctx, ctx.rank, following, 0, 20_000), following)
+        receipt.wait()
+        wrong = wrong_message(ctx, room, previous)
+        sending.wait()
+        return wrong
+
+    return {_DUE: received}
+
+
 #: The longest come last: what fails in it may leave messages behind.
 _MANY = (
-    "an irecv that is waited for before the isends are",
     "300 isends to the next rank, which asks for the first once all are under way",
     "64 isends of 256 KiB to each neighbour",
 )
 
 
-@judged("many_messages", always(*_MANY), speaks_for={_MANY[0]: ("P2P-12",)})
+@judged("many_messages", always(*_MANY))
 def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Wait for a message that comes late, and look at it; send 300 short messages, then 64 long ones, at once."""
-    size = ctx.world_size
-    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
+    """Send 300 short messages, then 64 long ones, at once."""
+    following, previous = _neighbours(ctx)
+
+    def under_way() -> str:
+        sent = [isend(ctx, message(ctx, ctx.rank, following, number), following) for number in range(300)]
+        board = Board("300 isends")
+        board.put(f"sent/{ctx.rank}")
+        board.lacking([f"sent/{rank}" for rank in range(ctx.world_size)], _PATIENCE)
+        rooms = [room_for(ctx) for _ in sent]
+        for work in [*(irecv(ctx, room, previous) for room in rooms), *sent]:
+            work.wait()
+        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
     def long() -> str:
         sent = [message(ctx, ctx.rank, following, number, 65_536) for number in range(64)]
@@ -72,25 +103,8 @@ def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
             work.wait()
         return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
-    def done() -> str:
-        room = room_for(ctx, 20_000)
-        receipt = irecv(ctx, room, previous)
-        if ctx.rank == size - 1:
-            time.sleep(0.05)
-        sending = isend(ctx, message(ctx, ctx.rank, following, 0, 20_000), following)
-        receipt.wait()
-        wrong = wrong_message(ctx, room, previous)
-        sending.wait()
-        return wrong
+    return dict(zip(_MANY, (under_way, long), strict=True))
 
-    def under_way() -> str:
-        sent = [isend(ctx, message(ctx, ctx.rank, following, number), following) for number in range(300)]
-        board = Board("300 isends")
-        board.put(f"sent/{ctx.rank}")
-        board.lacking([f"sent/{rank}" for rank in range(size)], _PATIENCE)
-        rooms = [room_for(ctx) for _ in sent]
-        for work in [*(irecv(ctx, room, previous) for room in rooms), *sent]:
-            work.wait()
-        return first_of(wrong_message(ctx, room, previous, number) for number, room in enumerate(rooms))
 
-    return dict(zip(_MANY, (done, under_way, long), strict=True))
+def _neighbours(ctx: RankContext) -> tuple[int, int]:
+    return (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size

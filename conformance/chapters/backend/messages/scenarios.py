@@ -20,12 +20,13 @@ _PROGRAMS = (
     ("P2P-05", "to-oneself", "messages_to_oneself", (), ("timeouts",)),
     ("P2P-06", "who-waits", "who_waits_for_whom", ("P2P-07",), ()),
     ("P2P-08", "batches", "batches", ("P2P-09",), ()),
-    ("P2P-11", "many", "many_messages", ("P2P-12",), ()),
+    ("P2P-12", "received", "received_when_sent", (), ()),
+    ("P2P-11", "many", "many_messages", (), ()),
     ("P2P-15", "beside", "messages_beside", (), ("unordered_groups",)),
     ("P2P-14", "written-over", "messages_written_over", (), ()),
 )
 #: These try several sizes by themselves.
-_OF_SIZES = ("all_pairs", "many_messages", "messages_written_over")
+_OF_SIZES = ("all_pairs", "received_when_sent", "many_messages", "messages_written_over")
 #: More than backends send at once, without asking the receiver first.
 _LONG = arguments("long", numel=40_000)
 
