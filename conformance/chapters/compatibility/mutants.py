@@ -142,7 +142,7 @@ class IsRemembered(Ours):
 
 @replaces(Ours, "__init__")
 def IsInACycle(ddp: Ours, init: Call, /, *args: Any, **options: Any) -> None:
-    """BUG: the wrapper holds itself, so that what it had stays until a second collection of garbage."""
+    """BUG: the wrapper holds itself, so that what it had stays until garbage is collected."""
     init(*args, **options)
     ddp.__dict__["_itself"] = ddp
 

@@ -75,6 +75,7 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-12", "used", training, 2, _MORE_RANKS, ENDS_SOON)
     yield from _grid("COMPAT-12", "freed", "dropped_wrapper", 2, _VARIANTS)
     yield from _grid("COMPAT-12", "kept", "dropped_wrapper", 2, arguments(keeps=True), _VARIANTS)
+    yield from _grid("COMPAT-17", "", "dropped_wrapper", 2, arguments("at-once", at_once=True), _VARIANTS)
     changed = arguments("changed", changed=True)
     yield from _grid("COMPAT-15", "", training, 2, changed, (PLAIN, UNUSED), ENDS_SOON)
     for kind in _KINDS:

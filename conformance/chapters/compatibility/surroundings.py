@@ -133,25 +133,37 @@ def dropped_wrapper(ctx: RankContext) -> None:
     """Train three steps and drop the wrapper and, unless argument `keeps` is set, the module.
 
     Observes `alive`: parameters that live on, and who holds them. Of a kept module it observes `hooks` instead:
-    what holds hooks that it did not hold before. All ranks run it.
+    what holds hooks that it did not hold before. With `at_once`, garbage is not collected. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     before = _hooked(module)
-    _train_and_drop(ctx, module)
-    # A thread of autograd's own, which a device has, drops a backward at the latest when it runs another one.
-    torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
-    gc.collect()
-    if ctx.arguments.get("keeps"):
-        ctx.observe("hooks", sorted(_hooked(module) - before), must=[])
-        return
-    parameters = {name: weakref.ref(one) for name, one in module.named_parameters()}
-    del module
-    gc.collect()
-    alive = {name: one for name, reference in parameters.items() if (one := reference()) is not None}
+    collect = (lambda: 0) if ctx.arguments.get("at_once") else gc.collect
+    with _uncollected():
+        _train_and_drop(ctx, module)
+        # A thread of autograd's own, which a device has, drops a backward at the latest when it runs another one.
+        torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
+        collect()
+        if ctx.arguments.get("keeps"):
+            ctx.observe("hooks", sorted(_hooked(module) - before), must=[])
+            return
+        parameters = {name: weakref.ref(one) for name, one in module.named_parameters()}
+        del module
+        collect()
+        alive = {name: one for name, reference in parameters.items() if (one := reference()) is not None}
     held: dict[str, list[str]] = {}
     for name, one in alive.items():
         held.setdefault(holder_of(one, [alive]), []).append(name)
     ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()], must=[])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Have Python free only what nothing refers to, in the block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _train_and_drop(ctx: RankContext, module: nn.Module) -> None:
