@@ -160,7 +160,8 @@ class Observation:
 
     `stderr` is the end of its output. `device_reports` are mistakes that the rank's device found, see
     `Backend.noticed`. `host` is set only if ranks run on several hosts. `after` are the last scenarios that the same
-    process ran before, the latest last. `carried` has an entry for each of `history` if asked for.
+    process ran before, the latest last. `carried` has an entry for each of `history` if asked for. `starved` says that
+    a rank did not end on a machine that gave the ranks hardly any processor.
     """
 
     rank: int
@@ -181,6 +182,7 @@ class Observation:
     host: str = ""
     after: tuple[str, ...] = ()
     carried: tuple[Carried, ...] = ()
+    starved: str = ""
 
     @property
     def frames(self) -> list[str]:

@@ -222,7 +222,9 @@ class ScenarioRunner:
         # As the ranks say: this process may have done something else when they ended.
         duration_ns = max((seen.duration_ns for seen in observations.values()), default=0)
         duration_ms = round((duration_ns / 1e9 or time.perf_counter() - started) * 1000, 3)
-        return Attempt(scenario, subject, observations, duration_ms, error=error, shortage=shortage_since(before))
+        starved = next(filter(None, (seen.starved for seen in observations.values())), "")
+        shortage = shortage_since(before) or starved
+        return Attempt(scenario, subject, observations, duration_ms, error=error, shortage=shortage)
 
 
 def _hang(subject: Subject) -> ScenarioResult:

@@ -280,6 +280,37 @@ def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
     assert waiting.until() - waiting._since == pytest.approx(given_up_after_s)
 
 
+@pytest.mark.parametrize(
+    ("passed_s", "kept_waiting_s", "waits_still", "ran_s", "is_starved"),
+    [
+        (50.0, 45.0, False, 0.1, True),
+        (50.0, 5.0, True, 0.1, True),
+        (49.0, 45.0, True, 0.1, False),
+        (50.0, 5.0, False, 0.1, False),
+        (50.0, 45.0, True, 5.0, False),
+    ],
+    ids=["waited", "waits", "before the end", "sleeps", "computes"],
+)
+def test_ranks_are_starved_that_would_have_gone_on_and_hardly_ran(
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_waiting_s: float, waits_still: bool, ran_s: float,
+    is_starved: bool,
+) -> None:  # fmt: skip
+    waiting = Deadline(10.0, [], ["no such flight record"])
+    waiting._kept_waiting._longest_s, waiting._waits_still = kept_waiting_s, waits_still
+    monkeypatch.setattr(KeptWaiting, "ran_s", ran_s)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
+    text = f"the machine gave all ranks together a processor for {ran_s:.2g} of 50 s"
+    assert waiting.starved() == (text if is_starved else "")
+
+
+def test_how_long_a_process_ran_is_what_the_kernel_counted_since_the_beginning() -> None:
+    waits, began = KeptWaiting([os.getpid()]), time.process_time()
+    while time.process_time() - began < 0.2:
+        pass
+    assert waits.ran_s == pytest.approx(time.process_time() - began, abs=0.05)
+    assert KeptWaiting([]).ran_s == 0
+
+
 def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(kept_waiting, "time", clock)

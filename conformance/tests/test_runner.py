@@ -200,6 +200,17 @@ def test_what_the_machine_denies_is_not_the_subjects_fault(
         assert any(finding.checker == "facts" for finding in result.findings)
 
 
+def test_ranks_that_got_no_processor_are_not_judged() -> None:
+    class StarvedRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            return {rank: Observation(rank, Ending("hung"), starved="it ran for 0.1 of 25 s") for rank in range(2)}
+
+    report = run_in_turn([scenario("a", 2)], MINE, GLOO, native=False, controller=StarvedRanks())
+    result = report.scenarios[0].subject
+    assert result.verdict is Verdict.HARNESS_ERROR
+    assert result.findings[0].summary == "the verdict would be HANG, but it ran for 0.1 of 25 s"
+
+
 def test_a_single_rank_may_be_silent() -> None:
     class SilentRanks(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:

@@ -12,6 +12,8 @@ from conformance.waiting.limits import LATE_S, LOOK_AGAIN_S
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
+#: In these the kernel counts how long a process ran.
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 #: Pauses grow to this share of what has passed, and to `LOOK_AGAIN_S`: who waits long need not look so often.
 _SHARE_OF_A_PAUSE = 0.2
 
@@ -26,6 +28,7 @@ class KeptWaiting:
     def __init__(self, pids: Iterable[int], but: Collection[int] = ()) -> None:
         """Begin to count, also for threads that are yet to start, but not for `but`; tens of microseconds a process."""
         self._before = {pid: _waits_ns(pid) for pid in pids}
+        self._ran_before_ns = {pid: _ran_ns(pid) for pid in pids}
         self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
         self._longest_s = 0.0
@@ -46,6 +49,11 @@ class KeptWaiting:
         short_of_memory_s = _short_of_memory_s() - self._short_of_memory_before_s
         self._longest_s = max(self._longest_s, max(waits, default=0) / 1e9, short_of_memory_s)
         return self._longest_s
+
+    @property
+    def ran_s(self) -> float:
+        """For how long the processes had a processor since the beginning, all added up; those that are gone none."""
+        return sum(max(0, _ran_ns(pid) - before) for pid, before in self._ran_before_ns.items()) / 1e9
 
     def goes_on(self) -> bool:
         """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
@@ -96,6 +104,13 @@ def _waits_ns(pid: int) -> dict[str, int]:
     return waits
 
 
+def _ran_ns(pid: int) -> int:
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        user, system = _text(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK_NS
+    return 0
+
+
 def _ready(pid: int) -> dict[str, bytes]:
     ready: dict[str, bytes] = {}
     with contextlib.suppress(OSError):
@@ -117,6 +132,6 @@ def _short_of_memory_s() -> float:
 def _text(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY)
     try:
-        return os.read(file, 128)
+        return os.read(file, 256)
     finally:
         os.close(file)

@@ -16,6 +16,8 @@ from conformance.waiting.limits import LOOK_AGAIN_S
 MOST_DEADLINES = 5
 #: The same where a rank has failed, and the others have little time.
 _MOST_GRACES = 20
+#: Ranks that had a processor for less than this share of the time did not show what they would have done.
+_STARVED = 0.1
 
 
 class Deadline:
@@ -48,6 +50,7 @@ class Deadline:
         self._silence_s = min(silence_s, self._silence_s)
         self._end = min(max(self._end, self._since + self._silence_s), self._since + most * self._silence_s)
         self._kept_waiting = KeptWaiting(self._pids)
+        self._waits_still = False
 
     def cut_to(self, patience_s: float) -> None:
         """Wait from now on for `patience_s` seconds, if that is shorter, because a rank has failed.
@@ -85,9 +88,19 @@ class Deadline:
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
         kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
         until = progress + kept_waiting_s + self._silence_s
-        if until <= now < self._end and self._kept_waiting.goes_on():
-            until = now + LOOK_AGAIN_S
+        if until <= now < self._end:
+            self._waits_still = self._kept_waiting.goes_on()
+            until = now + LOOK_AGAIN_S if self._waits_still else until
         return min(until, self._end)
+
+    def starved(self) -> str:
+        """Return that the ranks got hardly any processor, if that is why they took all deadlines; empty otherwise."""
+        passed_s = _now() - self._since
+        waited = self._waits_still or self._kept_waiting.seconds > passed_s / 2
+        ran_s = self._kept_waiting.ran_s
+        if passed_s < self._end - self._since or not waited or ran_s >= _STARVED * passed_s:
+            return ""
+        return f"the machine gave all ranks together a processor for {ran_s:.2g} of {passed_s:.2g} s"
 
 
 def _now() -> float:
