@@ -101,14 +101,16 @@ def costs_of_a_step(ctx: RankContext) -> None:
     """
     costs = [_beyond_the_module(ctx, number) for number in ctx.arguments["numbers"]]
     for name in ("operators", "calls", "collectives"):
-        ctx.observe(f"growth/{name}", [getattr(first, name) for first, _ in costs])
-    first, later = costs[-1]
+        ctx.observe(f"growth/{name}", [getattr(first, name) for first, _, _ in costs])
+    first, calls_between, later = costs[-1]
     elements = ctx.arguments["numbers"][-1] * _LENGTH
     ctx.observe("writes/forward", first.written_in_forward)
     ctx.observe("writes/backward", first.written_in_backward / elements)
     ctx.observe("kept", first.kept / (4 * elements))
-    for name in ("operators", "calls", "kept", "collectives"):
+    for name in ("operators", "kept", "collectives"):
         ctx.observe(f"later/{name}", getattr(later, name) - getattr(first, name))
+    # Some depend on how long ranks wait for each other; what grows does so in both halves.
+    ctx.observe("later/calls", min(calls_between - first.calls, later.calls - calls_between))
 
 
 @costs_of_a_step.expects
@@ -121,8 +123,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     facts["writes/backward"] = at_most(MOST_WRITES, "for each element of a gradient")
     facts["kept"] = at_most(MOST_KEPT, "for each byte of a gradient")
     facts |= dict.fromkeys((f"later/{name}" for name in ("operators", "kept", "collectives")), at_most(0))
-    # Some depend on how long ranks wait for each other; what grows does so in each step.
-    facts["later/calls"] = at_most(_BETWEEN // 2, f"calls more after {_BETWEEN} steps")
+    facts["later/calls"] = at_most(_BETWEEN // 4, f"calls more after {_BETWEEN // 2} steps, and after as many again")
     return dict.fromkeys(range(scenario.world_size), facts)
 
 
@@ -131,19 +132,19 @@ def grows_at_most(counts: list[int], times: float) -> bool:
     return counts[1] <= times * counts[0]
 
 
-def _beyond_the_module(ctx: RankContext, number: int) -> tuple[_Costs, _Costs]:
-    """Return what a DDP adds to a step of so many parameters, soon and later."""
+def _beyond_the_module(ctx: RankContext, number: int) -> tuple[_Costs, int, _Costs]:
+    """Return what a DDP adds to a step of so many parameters, soon and later, and the calls that it adds halfway."""
     module = _Many(number).to(ctx.device)
     own = _costs(ctx, module, module, _Operators(module))
     with (operators := _Operators(module)):
         model = ctx.wrap(module)
-        for _ in range(_WARMING):
-            _step(ctx, model, module)
+        _steps(ctx, model, module, _WARMING)
     soon = _costs(ctx, model, module, operators)
-    for _ in range(_BETWEEN):
-        _step(ctx, model, module)
+    _steps(ctx, model, module, _BETWEEN // 2)
+    calls_between = _calls(ctx, model, module)
+    _steps(ctx, model, module, _BETWEEN // 2)
     later = _costs(ctx, model, module, operators)
-    return soon.beyond(own), later.beyond(own)
+    return soon.beyond(own), calls_between - own.calls, later.beyond(own)
 
 
 def _costs(ctx: RankContext, model: nn.Module, module: nn.Module, operators: _Operators) -> _Costs:
@@ -159,10 +160,14 @@ def _costs(ctx: RankContext, model: nn.Module, module: nn.Module, operators: _Op
     # Before another step takes its place: a DDP may keep what the last one made, and drop what the one before made.
     kept = _kept(operators, sum(4 * one.numel() for one in module.parameters()))
     after = operators.number, operators.written, operators.collectives
-    calls = min(num_calls(lambda: _step(ctx, model, module)) for _ in range(3))
     return _Costs(
-        after[0] - before[0], calls, in_forward, after[1] - before[1] - in_forward, kept, after[2] - before[2]
+        after[0] - before[0], _calls(ctx, model, module), in_forward, after[1] - before[1] - in_forward, kept,
+        after[2] - before[2],
     )  # fmt: skip
+
+
+def _calls(ctx: RankContext, model: nn.Module, module: nn.Module) -> int:
+    return min(num_calls(lambda: _step(ctx, model, module)) for _ in range(3))
 
 
 def _kept(operators: _Operators, of_gradients: int) -> int:
@@ -171,6 +176,11 @@ def _kept(operators: _Operators, of_gradients: int) -> int:
         if operators.bytes_alive() <= MOST_KEPT * of_gradients:
             break
     return operators.bytes_alive()
+
+
+def _steps(ctx: RankContext, model: nn.Module, module: nn.Module, number: int) -> None:
+    for _ in range(number):
+        _step(ctx, model, module)
 
 
 def _step(ctx: RankContext, model: nn.Module, module: nn.Module) -> None:
