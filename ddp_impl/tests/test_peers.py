@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +95,21 @@ def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.Monke
         zero.refuse_unlike(compares=False)
         with pytest.raises(ReplicaMismatchError, match=r"init_sync.* is True on rank 0 and False on rank 1"):
             zero.refuse_unlike(compares=True)
+
+
+def test_a_rank_that_imports_late_reads_what_others_have_left_before(tmp_path: Path) -> None:
+    """Also in a fork, which is another run than what was left before it."""
+    code = (
+        "import json, os, sys, time; started = time.time(); time.sleep(0.5); imported = time.time()\n"
+        "from ddp_impl.wire import peers; of = peers.Peers._of_this_run\n"
+        "class Unagreed: company = type('', (), {'run': ''})\n"
+        "def reads(at): return of(Unagreed, json.dumps([at, True])) is True\n"
+        "time.sleep(0.5); forked = time.time()\n"
+        "if os.fork() == 0: print(reads(started), reads(forked + 0.5)); sys.exit()\n"
+        "os.wait(); print(reads(started), reads(started - 60))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == ["False", "True", "True", "False"], ran.stderr
 
 
 def test_a_wait_in_vain_elsewhere_is_no_cause() -> None:

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -480,7 +481,18 @@ class SlowWaits:
 
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
 slow_waits = SlowWaits()
-_began = time.time()
+
+
+def _process_began() -> float:
+    """Return when this process began, as `time.time` counts: it may import this long after others have wrapped."""
+    with contextlib.suppress(OSError, AttributeError, IndexError, ValueError):  # no Linux
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    return time.time()
+
+
+#: What a store holds from before was left by an earlier run.
+_began = _process_began()
 
 
 def all_peers() -> list[Peers]:
@@ -490,7 +502,7 @@ def all_peers() -> list[Peers]:
 
 def _begin_as_a_fork() -> None:
     global _began
-    _began = time.time()
+    _began = _process_began()
 
 
 os.register_at_fork(after_in_child=_begin_as_a_fork)
