@@ -107,5 +107,7 @@ LOCAL_BUFFERS = options("local-buffers", forward_sync_buffers=False)
 EACH_ALONE = capped("each-alone", 0.00001)
 #: One byte: each gradient is a bucket of its own, even one of a single element.
 SCALARS_ALONE = capped("each-alone", 0.000001)
+#: What no rank used is not sent.
+SKIPPING_ALONE = SKIPPING | EACH_ALONE.named("") | Variant(needs=("skip_all_reduce_unused_params",))
 #: For programs in which the ranks of a wrong DDP wait for each other: they are ended before the usual deadline.
 ENDS_SOON = fields(deadline_s=8.0)

@@ -193,3 +193,9 @@ def HearsOfOutputsAsTheyWere(
     for node in nodes:
         node.register_prehook(lambda _, keeps=keeps: report())
     return bool(nodes)
+
+
+@replaces(Reduction, "used")
+def SkipsWhatOnlyNoSyncUsed(reduction: Reduction, used: Call, used_before: Collection[int] = ()) -> list[bool]:
+    """BUG: a bucket is skipped that no rank used in this backward, though a backward under `no_sync` used it."""
+    return used(() if reduction.options.skip_all_reduce_unused_params else used_before)

@@ -7,6 +7,7 @@ from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
     ENDS_SOON,
     PLAIN,
+    SKIPPING_ALONE,
     STATIC,
     UNUSED,
     VIEW,
@@ -79,7 +80,8 @@ def _twisted() -> Iterator[Scenario]:
         ):
             yield from _steps(requirement, slug, 2, steps, way)
     by_turns = ("sync:ab", "local:b sync:a", "local:a local:b sync:a", "local:a sync:b sync:a", "sync:b")
-    yield from _steps("ACCUM-09", "only-local", (2, 3, 4), by_turns, UNUSED.named(""), (PLAIN, VIEW))
+    ways = (PLAIN, VIEW, SKIPPING_ALONE.at(2, 3))
+    yield from _steps("ACCUM-09", "only-local", (2, 3, 4), by_turns, UNUSED.named(""), ways)
 
 
 def _local(num_local: int, zero_grad: str = "none") -> tuple[Step, ...]:

@@ -12,7 +12,7 @@ from conformance.chapters.variants import (
     EACH_ALONE,
     ENDS_SOON,
     PLAIN,
-    SKIPPING,
+    SKIPPING_ALONE,
     STATIC,
     UNUSED,
     VIEW,
@@ -30,8 +30,6 @@ from conformance.scenario import Scenario, Step
 _grid = Grid("unused", UNUSED.named("") | Variant(needs=("find_unused_parameters",)))
 #: Of a DDP that does not search.
 _without_search = Grid("unused")
-
-_SKIPPING_ALONE = SKIPPING | EACH_ALONE.named("") | Variant(needs=("skip_all_reduce_unused_params",))
 
 
 def _switched(
@@ -72,7 +70,7 @@ def _sets() -> Iterator[Scenario]:
     for world_size in (2, 3):
         yield from _switched("UNUSED-14", "detached", world_size, [["a b!"], ["a! b"], ["a b! c", "b a! d?"]])
         yield from _switched("UNUSED-14", "no-grad", world_size, [["a b?"], ["a? b"], ["c d?", "d c?"]])
-    skipped = _SKIPPING_ALONE.named("skipped")
+    skipped = SKIPPING_ALONE.named("skipped")
     yield from _switched("UNUSED-10", "", (2, 3), [["a c"]] * 4, (skipped, skipped | VIEW), saves_traffic=True)
 
 
@@ -130,7 +128,7 @@ def _idle_ranks() -> Iterator[Scenario]:
     # forgets idle ranks still pair up, wrongly, and its verdict is a difference rather than a hang.
     idle_of_2 = arguments(idle=[[], [0], [], [1], []])
     idle_of_3 = arguments(idle=[[], [0, 1], [1, 2], [], [2, 0]])
-    ways = (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, _SKIPPING_ALONE)
+    ways = (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, SKIPPING_ALONE)
     of_ranks = (idle_of_2, idle_of_3.at(3), *(way | idle_of_2 for way in ways[1:]))
     yield from _grid("UNUSED-16", "", "idle_ranks", 2, each("use", IDLE_USES), of_ranks, ENDS_SOON)
     first = arguments("from-the-first-step", use="outer_head", idle=[[0], [1], [], [0], [1]])
