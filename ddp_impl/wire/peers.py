@@ -86,7 +86,7 @@ class Peers:
         self.wait: Wait | None = None  # what this rank waits for now
         self.company = _Company.of(group)
         self.num_copies = self.num_compared = 0  # how often ranks copied buffers, and compared them first
-        self._answered: tuple[Wait, float] | None = None  # in which wait, and after how long next
+        self._answered: tuple[float, float] | None = None  # in the wait since when, and after how long next
         self._published: FailureReport | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
@@ -183,11 +183,11 @@ class Peers:
 
     def answer(self, wait: Wait, seconds: float) -> None:
         """Report, in the watcher's thread, to ranks that compare buffers: nothing changed here before this wait."""
-        due = self._answered[1] if self._answered is not None and self._answered[0] is wait else _ANSWERS_AFTER_S
+        due = self._answered[1] if self._answered is not None and self._answered[0] == wait[0] else _ANSWERS_AFTER_S
         store = self._store() if seconds >= due else None
         if store is None:
             return
-        self._answered = wait, 2 * seconds  # ever more rarely: a thousand ranks may wait for one that is slow
+        self._answered = wait[0], 2 * seconds  # ever more rarely: a thousand ranks may wait for one that is slow
         with contextlib.suppress(Exception):
             number, num_copies, step = self._value_of(store, "compares buffers") or (0, 0, 0)
             has_passed = self.num_copies > num_copies or self.step + (wait[1] == "backward") > step

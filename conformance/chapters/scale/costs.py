@@ -1,6 +1,7 @@
 """Program `costs_of_a_step`: what a step costs beyond the bare module, in counts, which have no noise."""
 
 import gc
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ MOST_WRITES = 3
 #: Of the bytes of all gradients, when they are None: one copy of them, in buckets, and a sixteenth for everything else.
 MOST_KEPT = 1.0625
 
+#: A DDP may look after ranks that wait for others so long.
+_LATE_S = 1.5
 #: No thread of a backend takes so long to drop a tensor while the process has a processor.
 _DROPPED_WITHIN_S = 1.0
 
@@ -97,7 +100,8 @@ def costs_of_a_step(ctx: RankContext) -> None:
 
     Observes the `growth` of operators, calls of Python functions and collectives from the one to the other; what the
     larger module's step `writes`, for each element of a gradient, in forward and in backward; how many bytes are `kept`
-    for each byte of the gradients, when these are None; and how much more a `later` step costs. All ranks run it.
+    for each byte of the gradients, when these are None; and how much more a `later` step costs. With argument `late`
+    the last rank begins its first step late, and the others wait long. All ranks run it.
     """
     costs = [_beyond_the_module(ctx, number) for number in ctx.arguments["numbers"]]
     for name in ("operators", "calls", "collectives"):
@@ -138,6 +142,8 @@ def _beyond_the_module(ctx: RankContext, number: int) -> tuple[_Costs, int, _Cos
     own = _costs(ctx, module, module, _Operators(module))
     with (operators := _Operators(module)):
         model = ctx.wrap(module)
+        if ctx.arguments.get("late") and ctx.rank == ctx.world_size - 1:
+            time.sleep(_LATE_S)
         _steps(ctx, model, module, _WARMING)
     soon = _costs(ctx, model, module, operators)
     _steps(ctx, model, module, _BETWEEN // 2)

@@ -16,6 +16,7 @@ from ddp_impl.buckets.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.wire import collectives
+from ddp_impl.wire.peers import Peers, Wait
 
 
 @replaces(Reduction, "hand_out")
@@ -217,6 +218,14 @@ def KeepsBucketsBesideNewOnes(reducer: Any, rebuild_buckets: Call) -> bool:
     """BUG: the buckets that it had at construction stay when it plans new ones."""
     reducer.had = [*getattr(reducer, "had", ()), *(bucket.flat for bucket in reducer.buckets)]
     return bool(rebuild_buckets())
+
+
+@replaces(Peers, "answer")
+def KeepsItsLongWait(peers: Any, answer: Call, wait: Wait, seconds: float) -> None:
+    """BUG: after a long wait for the other ranks it keeps what it waited for, a bucket that has been replaced since."""
+    if seconds > 1:
+        peers.long_wait = wait
+    answer(wait, seconds)
 
 
 @replaces(Reduction, "finalize_buckets")

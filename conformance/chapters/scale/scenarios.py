@@ -125,8 +125,10 @@ def _uses() -> Iterator[Scenario]:
 def _costs() -> Iterator[Scenario]:
     """Count: what a step costs by the square of the number of parameters shows with few of them, too."""
     # A recorder keeps what it records, and calls functions of its own.
-    every = Variant(also=("SCALE-13", "SCALE-14", "SCALE-15"), fields={"recorded": False})
+    unrecorded = fields(recorded=False)
+    every = unrecorded | Variant(also=("SCALE-13", "SCALE-14", "SCALE-15"))
     few, many = arguments("20-and-120", numbers=[20, 120]), arguments("500-and-3000", numbers=[500, 3000])
     ways = (PLAIN, VIEW, UNUSED, STATIC, capped("in-buckets", 0.01))
     yield from _grid("SCALE-12", "", "costs_of_a_step", 2, few, ways, every)
     yield from _grid("SCALE-12", "", "costs_of_a_step", 2, many, every | fields(deadline_s=120.0))
+    yield from _grid("SCALE-14", "late", "costs_of_a_step", 2, few.named(""), arguments(late=True), unrecorded)
