@@ -22,6 +22,7 @@ from ddp_impl.api import copied_state, distributed
 from ddp_impl.buckets.bucket import ManagedParameter
 from ddp_impl.module import replicas
 from ddp_impl.module.replicas import Agreed, Replica, ReplicatedParameter
+from ddp_impl.reducer.planning import BucketPlanning
 from ddp_impl.wire.peers import Peers
 
 
@@ -576,3 +577,13 @@ def StaysLocalWithoutItsGroup(ddp: Ours, forward: Call, *args: Any, **kwargs: An
     exists = ddp.process_group in dist.distributed_c10d._world.pg_map
     with contextlib.nullcontext() if exists else ddp.no_sync():
         return forward(*args, **kwargs)
+
+
+@replaces(BucketPlanning, "await_order")
+def TakesTheOrderOfTheWorldsRankZero(planning: BucketPlanning, await_order: Call) -> None:
+    """BUG: ranks follow the order of the world's rank 0, which sends none in a group that it is not in."""
+    learnt, ranks = planning.reduction.learnt, dist.get_process_group_ranks(planning.reduction.group)
+    is_due = learnt.order_exchange is not None
+    await_order()
+    if is_due and 0 not in ranks:
+        learnt.order = [0] * len(learnt.order)

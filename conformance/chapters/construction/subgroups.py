@@ -1,5 +1,7 @@
 """Programs `subgroups`: two DDPs at once, each in its own group; `destroyed_group`: one that outlives its group."""
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import nn
 
@@ -26,15 +28,25 @@ def _build(group: int) -> nn.Module:
 def subgroups(ctx: RankContext) -> None:
     """Train another module in each of two groups; the groups' sizes differ where the world size is odd.
 
-    Observes gradients, and `uses_own_group_only`: whether every collective since construction went through it.
-    All ranks run it.
+    With argument `wrappers`, so many modules in each, one behind the other. Observes gradients, and
+    `uses_own_group_only`: whether every collective since construction went through it. All ranks run it.
     """
     memberships = groups_of(ctx.world_size)
     made = [dist.new_group(ranks, use_local_synchronization=False) for ranks in memberships]
     mine = next(index for index, ranks in enumerate(memberships) if ctx.rank in ranks)
     before = len(ctx.collectives())
-    module = _build(mine).to(ctx.device)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS))
+    models = []
+
+    def train() -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for number in range(ctx.arguments.get("wrappers", 1)):
+            module = _build(mine + number).to(ctx.device)
+            models.append(ctx.wrap(module, process_group=made[mine]))
+            of_module = run_steps(ctx, module, models[-1], _step, NUM_STEPS)
+            facts |= {f"{name} of module {number}" if number else name: value for name, value in of_module.items()}
+        return facts
+
+    observe_run(ctx, train)
     names = {collective.group for collective in ctx.collectives()[before:]}
     ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names, must=True)
     dist.barrier(group=ctx.process_group)
