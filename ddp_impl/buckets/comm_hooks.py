@@ -112,8 +112,9 @@ class _OneBucketAtATime:
             # Whoever consumes that future raises what it holds.
             with contextlib.suppress(Exception):
                 self._before.wait()
-        self._before = self._hook(state, bucket)
-        return self._before
+        future = self._hook(state, bucket)
+        self._before = None if bucket.is_last() else future
+        return future
 
 
 def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:

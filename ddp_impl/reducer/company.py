@@ -213,10 +213,13 @@ class EngineRun:
                         errors.append(error)
         finally:
             self._is_over(self.participants)
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"Another DistributedDataParallel of this backward raised, too: {other}")
-            raise errors[0]
+        try:
+            if errors:
+                for other in errors[1:]:
+                    errors[0].add_note(f"Another DistributedDataParallel of this backward raised, too: {other}")
+                raise errors[0]
+        finally:
+            errors.clear()  # the traceback of one would hold this frame, which holds it
         return None
 
     def _raised(self, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -86,6 +86,12 @@ class Reduction:
     def forget_iteration(self) -> None:
         """Drop the last iteration in whatever state, and be idle."""
         self.iteration = Iteration(self.rank, self.iteration.number, range(len(self.buckets)))
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        """Hold no gradient on behalf of averages that nobody will hand out."""
+        for bucket in self.buckets:
+            bucket.gradients = []
 
     def error(self, message: str) -> ReductionError:
         """Return an error to be raised; the logging data will contain it, too."""
@@ -329,8 +335,13 @@ class Reduction:
             self.wait(bucket)
             if self.options.lazy_bucket_allocation:
                 bucket.release()
-        if self.iteration.refusal is not None:
-            raise self.iteration.refusal
+        self._drop_gradients()
+        refusal, self.iteration.refusal = self.iteration.refusal, None
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal  # its traceback would hold this frame, and all that the user's frames hold
         raise self.error(messages.others_refuse(self.rank) + self.peers.exchange(messages.FOLLOWS))
 
     # -- averages arrive ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.tests.ranks import group_of_one
 
 
@@ -61,6 +62,30 @@ def _raises_in_backward(ddp: DistributedDataParallel) -> None:
     handle.remove()
 
 
+class _FailingFuture:
+    """Of a hook: it is done, and its wait raises."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        raise ValueError
+
+
+def _raises_at_the_end(ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook(None, lambda state, bucket: _FailingFuture())
+    with pytest.raises(ValueError):  # noqa: PT011 # it says nothing
+        ddp(torch.ones(3, 2)).sum().backward()
+
+
+def _refuses(ddp: DistributedDataParallel) -> None:
+    layers: Any = ddp.module
+    layers[0].weight.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", one.grad.to_sparse()))
+    with pytest.raises(ReductionError):
+        ddp(torch.ones(3, 2)).sum().backward()
+    assert not any(bucket.gradients for bucket in ddp.reducer.buckets)
+
+
 def _accumulates(ddp: DistributedDataParallel) -> None:
     with ddp.no_sync():
         _steps(ddp)
@@ -71,7 +96,10 @@ def _joins(ddp: DistributedDataParallel) -> None:
         _steps(ddp)
 
 
-ENDS = {"steps": _steps, "loss": _leaves_a_loss, "raised": _raises_in_backward, "no_sync": _accumulates, "join": _joins}
+ENDS = {
+    "steps": _steps, "loss": _leaves_a_loss, "raised": _raises_in_backward, "failed": _raises_at_the_end,
+    "refused": _refuses, "no_sync": _accumulates, "join": _joins,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("way", "end"), [*((way, "steps") for way in WAYS), *(("search", end) for end in ENDS)])
@@ -83,8 +111,8 @@ def test_a_dropped_wrapper_is_freed_at_once_with_all_that_it_had(way: str, end: 
     ddp = DistributedDataParallel(module, **options)
     prepare(ddp)
     _steps(ddp)
-    ENDS[end](ddp)
     gc.collect()  # what the first steps of a process leave
+    ENDS[end](ddp)
     wrapper, reducer = weakref.ref(ddp), weakref.ref(ddp.reducer)
     del ddp, module
     if way == "compiled":  # the module is in a cycle with its compiled call
