@@ -461,22 +461,27 @@ class SlowWaits:
         logged: list[tuple[Peers, Wait]] = []
         idle_before = False
         while not self._is_over.wait(_PERIOD_S):
-            now = time.monotonic()
-            waiting = [(waiter, wait) for waiter in all_peers() if (wait := waiter.wait) is not None]
-            logged = [each for each in waiting if each in logged]
-            for waiter, wait in waiting:
-                waiter.answer(wait, now - wait[0])
-                if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
-                    logged.append((waiter, wait))
-                    waiter.log_slow_wait(wait, now - wait[0])
-            if not waiting and idle_before:
+            is_idle = not self._look(logged)
+            if is_idle and idle_before:
                 self.watcher = None
                 # Who began to wait before this line saw a watcher there; who does later starts one.
                 if any(waiter.wait for waiter in all_peers()):
                     self.start()
                 return
-            idle_before = not waiting
+            idle_before = is_idle
         self.watcher = None
+
+    def _look(self, logged: list[tuple[Peers, Wait]]) -> bool:
+        """Return whether a wrapper waits; this frame, and not the thread's, holds what it waits for, a bucket."""
+        now = time.monotonic()
+        waiting = [(waiter, wait) for waiter in all_peers() if (wait := waiter.wait) is not None]
+        logged[:] = [each for each in waiting if each in logged]
+        for waiter, wait in waiting:
+            waiter.answer(wait, now - wait[0])
+            if (waiter, wait) not in logged and now - wait[0] >= self._slow_s:
+                logged.append((waiter, wait))
+                waiter.log_slow_wait(wait, now - wait[0])
+        return bool(waiting)
 
 
 _companies: weakref.WeakKeyDictionary[dist.ProcessGroup, _Company] = weakref.WeakKeyDictionary()
@@ -484,7 +489,10 @@ slow_waits = SlowWaits()
 
 
 def _process_began() -> float:
-    """Return when this process began, as `time.time` counts: it may import this long after others have wrapped."""
+    """Return when this process began, as `time.time` counts: it may import this long after others have wrapped.
+
+    A process that has replaced itself by `exec` takes what it left before for this run's.
+    """
     with contextlib.suppress(OSError, AttributeError, IndexError, ValueError):  # no Linux
         ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
