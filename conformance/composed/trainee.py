@@ -223,7 +223,9 @@ class Trainee:
         return torch.func.functional_call(self.model, stand_ins, (inputs,), {"where": where}, tie_weights=False)
 
     def _loss(self, rows: Tensor, *key: object) -> Tensor:
-        coefficients = UNIT * integers(ROWS, WIDTH, key=("loss", self._rank, *key), largest=2)
+        # In half precision a larger one overflows, and the sign of a gradient that is not a number is any.
+        unit = 1 if self._training.precision else UNIT
+        coefficients = unit * integers(ROWS, WIDTH, key=("loss", self._rank, *key), largest=2)
         return (rows * coefficients.to(rows.device)).sum()
 
     def _backward(self, action: Action) -> None:
