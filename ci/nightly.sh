@@ -64,6 +64,7 @@ if [ -n "${TESTS:-}" ]; then
     grep -rl ddp_impl "$renamed" | xargs sed -i 's/\bddp_impl\b/other_ddp/g'
     PYTHONPATH="$renamed" ddp-conformance run --ddp other_ddp:DistributedDataParallel --no-native --quiet \
         --report "$NIGHT/renamed" || status=1
+    rm -r "$renamed"
 fi
 if [ -n "${DEVICES:-}" ]; then
     for seed in 1 "$(date +%Y%m%d)"; do  # how the device rounds must not matter

@@ -18,7 +18,7 @@ class Verdict(Enum):
     FAIL = "FAIL"
     HANG = "HANG"
     CRASH = "CRASH"
-    HARNESS_ERROR = "HARNESS_ERROR"  # a bug in the harness, or a scenario that exercised nothing
+    HARNESS_ERROR = "HARNESS_ERROR"  # a bug in the harness, an idle scenario, or a machine that denied something
 
     @property
     def is_failure(self) -> bool:

@@ -112,12 +112,18 @@ def judged(
         except Exception:
             error = traceback.format_exc()
         else:
-            if not (verdict.is_failure and attempt.shortage):
+            shortage = attempt.shortage or (starved(attempt.observations) if verdict is Verdict.HANG else "")
+            if not (verdict.is_failure and shortage):
                 return attempt.result(verdict, findings)
-            summary = f"the verdict would be {verdict.value}, but {attempt.shortage}"
+            summary = f"the verdict would be {verdict.value}, but {shortage}"
             return attempt.result(Verdict.HARNESS_ERROR, (harness_error("runner", summary), *findings))
     summary = f"the harness itself failed: {error.strip().splitlines()[-1]}"
     return attempt.result(Verdict.HARNESS_ERROR, (Finding("runner", Verdict.HARNESS_ERROR, summary, error.strip()),))
+
+
+def starved(observations: Mapping[int, Observation]) -> str:
+    """Return that a busy machine gave ranks hardly a processor, if some of them did not end for that; else nothing."""
+    return next(filter(None, (seen.starved for seen in observations.values())), "")
 
 
 def _raise_as(truth: Truth, observations: Mapping[int, Observation]) -> bool:

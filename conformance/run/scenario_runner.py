@@ -12,7 +12,7 @@ from conformance.backends.backend import Backend
 from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
 from conformance.observation import Observation
 from conformance.programs.registry import Program, get_program
-from conformance.run.attempt import Attempt, Ranks, Truth, judged
+from conformance.run.attempt import Attempt, Ranks, Truth, judged, starved
 from conformance.run.confirmation import Confirmation, Confirmed
 from conformance.run.first_uses import FirstUses
 from conformance.run.interpreter import check_interpreter
@@ -149,8 +149,8 @@ class ScenarioRunner:
     async def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
         """Return the attempt, or another one on fresh ranks if its ranks did not end by themselves, and a note on that.
 
-        On a busy machine ranks may give up before a scenario begins, or the kernel may kill the zygote: neither is a
-        result of the scenario, and what the zygote's end has left is none the second time either.
+        On a busy machine ranks may give up before a scenario begins, or get no processor, or the kernel may kill the
+        zygote: none is a result of the scenario, and what the zygote's end has left is none the second time either.
         """
         if not (why := _never_judged(attempt)):
             return attempt, ""
@@ -222,9 +222,7 @@ class ScenarioRunner:
         # As the ranks say: this process may have done something else when they ended.
         duration_ns = max((seen.duration_ns for seen in observations.values()), default=0)
         duration_ms = round((duration_ns / 1e9 or time.perf_counter() - started) * 1000, 3)
-        starved = next(filter(None, (seen.starved for seen in observations.values())), "")
-        shortage = shortage_since(before) or starved
-        return Attempt(scenario, subject, observations, duration_ms, error=error, shortage=shortage)
+        return Attempt(scenario, subject, observations, duration_ms, error=error, shortage=shortage_since(before))
 
 
 def _hang(subject: Subject) -> ScenarioResult:
@@ -234,4 +232,4 @@ def _hang(subject: Subject) -> ScenarioResult:
 def _never_judged(attempt: Attempt) -> str:
     """Return why the ranks did not begin, or did not end by themselves; empty if they did."""
     lost = (one.fate.detail for one in attempt.observations.values() if LOST in one.fate.detail)
-    return unconnected(attempt.observations) or next(lost, "")
+    return unconnected(attempt.observations) or next(lost, "") or starved(attempt.observations)

@@ -281,26 +281,27 @@ def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "kept_waiting_s", "waits_still", "ran_s", "is_starved"),
+    ("passed_s", "waits_still", "each", "starved"),
     [
-        (50.0, 45.0, False, 0.1, True),
-        (50.0, 5.0, True, 0.1, True),
-        (49.0, 45.0, True, 0.1, False),
-        (50.0, 5.0, False, 0.1, False),
-        (50.0, 45.0, True, 5.0, False),
+        (50.0, False, [(45.0, 0.1)], "1 of 1 ranks run for 0.1"),
+        (50.0, True, [(5.0, 0.1)], "1 of 1 ranks run for 0.1"),
+        (50.0, False, [(24.0, 0.1), (24.0, 0.1), (3.0, 0.2)], "3 of 3 ranks run for 0.4"),
+        (50.0, False, [(45.0, 0.1), (45.0, 25.0)], "1 of 2 ranks run for 0.1"),
+        (50.0, False, [(40.0, 4.0)] * 8, "8 of 8 ranks run for 32"),
+        (49.0, True, [(45.0, 0.1)], ""),
+        (50.0, False, [(5.0, 0.1), (5.0, 0.1)], ""),
+        (50.0, True, [(45.0, 5.0), (45.0, 50.0)], ""),
     ],
-    ids=["waited", "waits", "before the end", "sleeps", "computes"],
+    ids=["waited", "waits", "in lockstep", "beside one", "many", "before the end", "sleep", "compute"],
 )
 def test_ranks_are_starved_that_would_have_gone_on_and_hardly_ran(
-    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_waiting_s: float, waits_still: bool, ran_s: float,
-    is_starved: bool,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, waits_still: bool, each: list[tuple[float, float]], starved: str
+) -> None:
     waiting = Deadline(10.0, [], ["no such flight record"])
-    waiting._kept_waiting._longest_s, waiting._waits_still = kept_waiting_s, waits_still
-    monkeypatch.setattr(KeptWaiting, "ran_s", ran_s)
+    kept = [SimpleNamespace(seconds=seconds, ran_s=ran_s) for seconds, ran_s in each]
+    vars(waiting).update(_each_kept_waiting=kept, _pids=list(range(len(each))), _waits_still=waits_still)
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
-    text = f"the machine gave all ranks together a processor for {ran_s:.2g} of 50 s"
-    assert waiting.starved() == (text if is_starved else "")
+    assert waiting.starved() == (f"the machine let {starved} of 50 s in all" if starved else "")
 
 
 def test_how_long_a_process_ran_is_what_the_kernel_counted_since_the_beginning() -> None:

@@ -50,6 +50,7 @@ class Deadline:
         self._silence_s = min(silence_s, self._silence_s)
         self._end = min(max(self._end, self._since + self._silence_s), self._since + most * self._silence_s)
         self._kept_waiting = KeptWaiting(self._pids)
+        self._each_kept_waiting = [KeptWaiting([pid]) for pid in self._pids]
         self._waits_still = False
 
     def cut_to(self, patience_s: float) -> None:
@@ -88,19 +89,25 @@ class Deadline:
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
         kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
         until = progress + kept_waiting_s + self._silence_s
-        if until <= now < self._end:
-            self._waits_still = self._kept_waiting.goes_on()
+        if now < self._end:
+            self._waits_still = until <= now and self._kept_waiting.goes_on()
             until = now + LOOK_AGAIN_S if self._waits_still else until
         return min(until, self._end)
 
     def starved(self) -> str:
-        """Return that the ranks got hardly any processor, if that is why they took all deadlines; empty otherwise."""
+        """Return that the ranks got hardly any processor, if that is why they took all deadlines; empty otherwise.
+
+        Ranks that wait for each other divide the wait for a processor among them, and one may compute while it waits.
+        """
         passed_s = _now() - self._since
-        waited = self._waits_still or self._kept_waiting.seconds > passed_s / 2
-        ran_s = self._kept_waiting.ran_s
-        if passed_s < self._end - self._since or not waited or ran_s >= _STARVED * passed_s:
+        if passed_s < self._end - self._since:
             return ""
-        return f"the machine gave all ranks together a processor for {ran_s:.2g} of {passed_s:.2g} s"
+        idle = [one for one in self._each_kept_waiting if one.ran_s < _STARVED * passed_s]
+        waited_s = sum(min(one.seconds, passed_s) for one in idle)
+        if not idle or not (self._waits_still or waited_s > passed_s / 2):
+            return ""
+        ran_s = sum(one.ran_s for one in idle)
+        return f"the machine let {len(idle)} of {len(self._pids)} ranks run for {ran_s:.2g} of {passed_s:.2g} s in all"
 
 
 def _now() -> float:

@@ -197,5 +197,5 @@ def HearsOfOutputsAsTheyWere(
 
 @replaces(Reduction, "used")
 def SkipsWhatOnlyNoSyncUsed(reduction: Reduction, used: Call, used_before: Collection[int] = ()) -> list[bool]:
-    """BUG: a bucket is skipped that no rank used in this backward, though a backward under `no_sync` used it."""
+    """BUG: where buckets may be skipped, use in a backward under `no_sync` does not count: its bucket is left out."""
     return used(() if reduction.options.skip_all_reduce_unused_params else used_before)

@@ -581,7 +581,7 @@ def StaysLocalWithoutItsGroup(ddp: Ours, forward: Call, *args: Any, **kwargs: An
 
 @replaces(BucketPlanning, "await_order")
 def TakesTheOrderOfTheWorldsRankZero(planning: BucketPlanning, await_order: Call) -> None:
-    """BUG: ranks follow the order of the world's rank 0, which sends none in a group that it is not in."""
+    """BUG: ranks take the order that the world's rank 0 sends, which is zeros in a group that it is not in."""
     learnt, ranks = planning.reduction.learnt, dist.get_process_group_ranks(planning.reduction.group)
     is_due = learnt.order_exchange is not None
     await_order()

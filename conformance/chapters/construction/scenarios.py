@@ -158,5 +158,5 @@ def _calls() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
         yield from _grid("CONS-27", "two-groups", "subgroups", world_size, (PLAIN, _FIND))
     several = arguments("two-wrappers", wrappers=2)
-    yield from _grid("CONS-27", "two-groups", "subgroups", (2, 4), (PLAIN, _FIND), several)
+    yield from _grid("CONS-27", "two-groups", "subgroups", (3, 4), (PLAIN, _FIND), several)
     yield from _grid("CONS-40", "group-destroyed", "destroyed_group", (2, 3), (PLAIN, _FIND))

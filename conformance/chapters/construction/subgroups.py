@@ -40,7 +40,7 @@ def subgroups(ctx: RankContext) -> None:
     def train() -> dict[str, Any]:
         facts: dict[str, Any] = {}
         for number in range(ctx.arguments.get("wrappers", 1)):
-            module = _build(mine + number).to(ctx.device)
+            module = _build(mine + 2 * number).to(ctx.device)
             models.append(ctx.wrap(module, process_group=made[mine]))
             of_module = run_steps(ctx, module, models[-1], _step, NUM_STEPS)
             facts |= {f"{name} of module {number}" if number else name: value for name, value in of_module.items()}

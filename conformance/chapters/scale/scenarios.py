@@ -131,4 +131,6 @@ def _costs() -> Iterator[Scenario]:
     ways = (PLAIN, VIEW, UNUSED, STATIC, capped("in-buckets", 0.01))
     yield from _grid("SCALE-12", "", "costs_of_a_step", 2, few, ways, every)
     yield from _grid("SCALE-12", "", "costs_of_a_step", 2, many, every | fields(deadline_s=120.0))
-    yield from _grid("SCALE-14", "late", "costs_of_a_step", 2, few.named(""), arguments(late=True), unrecorded)
+    yield from _grid(
+        "SCALE-14", "late", "costs_of_a_step", 2, few.named(""), arguments(late=True), (PLAIN, UNUSED), unrecorded
+    )
