@@ -27,6 +27,20 @@ class Recommender(nn.Module):
         return self.score(torch.cat((user, item), dim=1))
 
 
+class Bags(nn.Module):
+    """Two tables that add up or average rows, with sparse gradients: the same inputs and output as of `Recommender`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.EmbeddingBag(ROWS, 6, mode="sum", sparse=True)
+        self.items = nn.EmbeddingBag(ROWS, 10, mode="mean", sparse=True)
+        self.score = nn.Linear(16, 4)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        bags = torch.stack((users, items), dim=1)
+        return self.score(torch.cat((self.users(bags), self.items(bags)), dim=1))
+
+
 def _both_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Use both tables; indices repeat within a batch and differ between ranks."""
     return squared_error(model(batch.integers(ROWS, 12), batch.integers(ROWS, 12)), batch.normal(12, 4))
@@ -41,5 +55,6 @@ _SPARSE = partial(Recommender, sparse=True)
 FIXTURES = (
     ModelFixture("embedding", partial(Recommender, sparse=False), _both_loss),
     ModelFixture("sparse_embedding", _SPARSE, _both_loss, sparse=True),
+    ModelFixture("sparse_bags", Bags, _both_loss, sparse=True),
     ModelFixture("sparse_embedding_unused", _SPARSE, _users_loss, sparse=True, has_unused=True),
 )

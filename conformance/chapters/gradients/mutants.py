@@ -668,3 +668,10 @@ def AveragesBareBackwards(ddp: TorchDDP, init: Call, module: nn.Module, /, *args
             alive.reducer.prepare_for_backward([])
 
     module.register_forward_hook(arm)
+
+
+@replaces(Ours, "attach_reducer")
+def KnowsNoBags(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: of a table whose rows are added up, `nn.EmbeddingBag`, no sparse gradient is expected."""
+    tables = {one.weight for one in ddp.module.modules() if isinstance(one, nn.EmbeddingBag)}
+    attach_reducer([dataclasses.replace(one, sparse=one.sparse and one.parameter not in tables) for one in members])

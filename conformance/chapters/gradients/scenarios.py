@@ -90,6 +90,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid(
         "GRAD-46", "", "sparse_sums", (2, 3), rows, (PLAIN, VIEW), needs=("sparse_gradients",), also=("GRAD-20",)
     )
+    bags = model("sparse_bags")
+    yield from _train("GRAD-20", "", (2, 3), bags, (PLAIN, VIEW, UNUSED), needs=("sparse_gradients",))
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
