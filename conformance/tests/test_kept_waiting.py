@@ -130,16 +130,16 @@ def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
 
 
 def test_what_a_thread_waited_counts_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[dict[str, int]] = [{"1": 5}, {"1": 5, "2": 3_000_000_000}, {"1": 5}]
-    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: found.pop(0))
+    found = [{"1": (1, 5)}, {"1": (1, 5), "2": (1, 3_000_000_000)}, {"1": (1, 5)}]
+    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
     monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
     waits = KeptWaiting([1])
     assert [waits.seconds for _ in range(2)] == [3.0, 3.0]
 
 
 def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [{"1": 0, "2": 0}, {"1": 9_000_000_000, "2": 2_000_000_000}]
-    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: found.pop(0))
+    found = [{"1": (0, 0), "2": (0, 0)}, {"1": (0, 9_000_000_000), "2": (0, 2_000_000_000)}]
+    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
     monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
     assert KeptWaiting([1], but=[1]).seconds == 2.0
 
@@ -179,7 +179,7 @@ def test_ones_seconds_do_not_pass_while_it_waits_but_end(
     monkeypatch: pytest.MonkeyPatch, most_times: float, num_looks: int
 ) -> None:
     monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": b"5 0 1"})
-    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: {})
+    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: {})
     monkeypatch.setattr(kept_waiting, "time", Clock())
     assert sum(1 for _ in seconds_of([1], 1.0, pause_s=0.5, most_times=most_times)) == num_looks
 
@@ -298,8 +298,8 @@ def test_ranks_are_starved_that_would_have_gone_on_and_hardly_ran(
     monkeypatch: pytest.MonkeyPatch, passed_s: float, waits_still: bool, each: list[tuple[float, float]], starved: str
 ) -> None:
     waiting = Deadline(10.0, [], ["no such flight record"])
-    kept = [SimpleNamespace(seconds=seconds, ran_s=ran_s) for seconds, ran_s in each]
-    vars(waiting).update(_each_kept_waiting=kept, _pids=list(range(len(each))), _waits_still=waits_still)
+    monkeypatch.setattr(KeptWaiting, "of_each", lambda _: ((ran_s, waited_s) for waited_s, ran_s in each))
+    vars(waiting).update(_pids=list(range(len(each))), _waits_still=waits_still)
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
     assert waiting.starved() == (f"the machine let {starved} of 50 s in all" if starved else "")
 
@@ -308,8 +308,9 @@ def test_how_long_a_process_ran_is_what_the_kernel_counted_since_the_beginning()
     waits, began = KeptWaiting([os.getpid()]), time.process_time()
     while time.process_time() - began < 0.2:
         pass
-    assert waits.ran_s == pytest.approx(time.process_time() - began, abs=0.05)
-    assert KeptWaiting([]).ran_s == 0
+    ((ran_s, _),) = waits.of_each()
+    assert ran_s == pytest.approx(time.process_time() - began, abs=0.05)
+    assert not list(KeptWaiting([]).of_each())
 
 
 def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

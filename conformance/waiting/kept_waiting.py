@@ -12,8 +12,6 @@ from conformance.waiting.limits import LATE_S, LOOK_AGAIN_S
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
-#: In these the kernel counts how long a process ran.
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 #: Pauses grow to this share of what has passed, and to `LOOK_AGAIN_S`: who waits long need not look so often.
 _SHARE_OF_A_PAUSE = 0.2
 
@@ -27,8 +25,7 @@ class KeptWaiting:
 
     def __init__(self, pids: Iterable[int], but: Collection[int] = ()) -> None:
         """Begin to count, also for threads that are yet to start, but not for `but`; tens of microseconds a process."""
-        self._before = {pid: _waits_ns(pid) for pid in pids}
-        self._ran_before_ns = {pid: _ran_ns(pid) for pid in pids}
+        self._before = {pid: _ran_and_waited_ns(pid) for pid in pids}
         self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
         self._longest_s = 0.0
@@ -40,20 +37,23 @@ class KeptWaiting:
 
         The wait of a thread that has ended counts if this was read before its end.
         """
-        waits = (
-            waited - before.get(thread, 0)
-            for pid, before in self._before.items()
-            for thread, waited in _waits_ns(pid).items()
-            if thread not in self._but
-        )
+        waits = (waited_s for _, waited_s in self.of_each())
         short_of_memory_s = _short_of_memory_s() - self._short_of_memory_before_s
-        self._longest_s = max(self._longest_s, max(waits, default=0) / 1e9, short_of_memory_s)
+        self._longest_s = max(self._longest_s, max(waits, default=0.0), short_of_memory_s)
         return self._longest_s
 
-    @property
-    def ran_s(self) -> float:
-        """For how long the processes had a processor since the beginning, all added up; those that are gone none."""
-        return sum(max(0, _ran_ns(pid) - before) for pid, before in self._ran_before_ns.items()) / 1e9
+    def of_each(self) -> Iterator[tuple[float, float]]:
+        """Yield for how many seconds each process ran since the beginning, and the longest wait of its threads.
+
+        Threads that have ended count for nothing.
+        """
+        for pid, before in self._before.items():
+            found = [
+                (ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
+                for thread, (ran, waited) in _ran_and_waited_ns(pid).items()
+                if thread not in self._but
+            ]
+            yield sum(ran for ran, _ in found) / 1e9, max((waited for _, waited in found), default=0) / 1e9
 
     def goes_on(self) -> bool:
         """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
@@ -94,21 +94,15 @@ def seconds_of(
         yield
 
 
-def _waits_ns(pid: int) -> dict[str, int]:
-    """Return what each thread has waited so far, by its number; nothing of threads that are gone."""
-    waits: dict[str, int] = {}
+def _ran_and_waited_ns(pid: int) -> dict[str, tuple[int, int]]:
+    """Return how long each thread has run and waited so far, by its number; nothing of threads that are gone."""
+    counts: dict[str, tuple[int, int]] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
-                waits[thread] = int(_text(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
-    return waits
-
-
-def _ran_ns(pid: int) -> int:
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        user, system = _text(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[11:13]
-        return (int(user) + int(system)) * _TICK_NS
-    return 0
+                ran, waited = _text(f"/proc/{pid}/task/{thread}/schedstat").split()[:2]
+                counts[thread] = int(ran), int(waited)
+    return counts
 
 
 def _ready(pid: int) -> dict[str, bytes]:
@@ -132,6 +126,6 @@ def _short_of_memory_s() -> float:
 def _text(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY)
     try:
-        return os.read(file, 256)
+        return os.read(file, 128)
     finally:
         os.close(file)

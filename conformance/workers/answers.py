@@ -121,7 +121,6 @@ class Answers:
         reported = [*self.messages, *self.malformed]
         dead = self._dead(reported)
         observations = {seat.rank: observe_from_files(seat, fate) for seat, fate in dead.items()}
-        starved = self._deadline.starved()
         living = {
             seat: pid
             for seat, pid in zip(self._seats, self._pids, strict=True)
@@ -129,8 +128,9 @@ class Answers:
         }
         half = {seat.rank for channel, seat in self._listening.items() if channel.half_a_message}
         deaf = {seat.rank for seat in living if seat not in self._listening.values()}
+        starved = self._deadline.starved() if living and kind == "hung" else ""  # before they write their stacks
         examined = examine_living(self._zygote, living, kind, half, deaf) if living else {}
-        if starved and kind == "hung":
+        if starved:
             examined = {rank: replace(seen, starved=starved) for rank, seen in examined.items()}
         return self.malformed | observations | examined
 

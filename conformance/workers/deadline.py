@@ -50,7 +50,6 @@ class Deadline:
         self._silence_s = min(silence_s, self._silence_s)
         self._end = min(max(self._end, self._since + self._silence_s), self._since + most * self._silence_s)
         self._kept_waiting = KeptWaiting(self._pids)
-        self._each_kept_waiting = [KeptWaiting([pid]) for pid in self._pids]
         self._waits_still = False
 
     def cut_to(self, patience_s: float) -> None:
@@ -102,12 +101,14 @@ class Deadline:
         passed_s = _now() - self._since
         if passed_s < self._end - self._since:
             return ""
-        idle = [one for one in self._each_kept_waiting if one.ran_s < _STARVED * passed_s]
-        waited_s = sum(min(one.seconds, passed_s) for one in idle)
-        if not idle or not (self._waits_still or waited_s > passed_s / 2):
+        idle = [(ran_s, waited_s) for ran_s, waited_s in self._kept_waiting.of_each() if ran_s < _STARVED * passed_s]
+        all_waited_s = sum(min(waited_s, passed_s) for _, waited_s in idle)
+        if not idle or not (self._waits_still or all_waited_s > passed_s / 2):
             return ""
-        ran_s = sum(one.ran_s for one in idle)
-        return f"the machine let {len(idle)} of {len(self._pids)} ranks run for {ran_s:.2g} of {passed_s:.2g} s in all"
+        all_ran_s = sum(ran_s for ran_s, _ in idle)
+        return (
+            f"the machine let {len(idle)} of {len(self._pids)} ranks run for {all_ran_s:.2g} of {passed_s:.2g} s in all"
+        )
 
 
 def _now() -> float:

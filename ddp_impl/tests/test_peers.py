@@ -101,7 +101,7 @@ def test_a_store_may_hold_what_an_earlier_run_has_left(monkeypatch: pytest.Monke
 def test_a_rank_that_imports_late_reads_what_others_have_left_before() -> None:
     """A fork takes what was left before it for an earlier run's."""
     code = (
-        "import json, os, sys, time; started = time.time(); time.sleep(0.5); imported = time.time()\n"
+        "import json, os, sys, time; started = time.time(); time.sleep(0.5)\n"
         "from ddp_impl.wire import peers; of = peers.Peers._of_this_run\n"
         "class Unagreed: company = type('', (), {'run': ''})\n"
         "def reads(at): return of(Unagreed, json.dumps([at, True])) is True\n"
