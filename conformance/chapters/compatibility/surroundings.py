@@ -159,11 +159,13 @@ def dropped_wrapper(ctx: RankContext) -> None:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Have Python free only what nothing refers to, in the block."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _train_and_drop(ctx: RankContext, module: nn.Module) -> None:
