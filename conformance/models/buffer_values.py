@@ -18,13 +18,16 @@ DTYPES: Mapping[str, torch.dtype] = {
 #: the installed torch.
 LEFT_OUT = re.compile(r"u?int[1-7]|u?int16|uint32|uint64|float[48]_\w+|bits\w+|q\w+|b?complex32")
 
-#: Buffers by name: shape and dtype. `turned` is stored transposed; `hidden` is not part of the state dict.
+#: Buffers by name: shape and dtype. `turned` is stored transposed, `unlike` on odd ranks only, and `spaced` with gaps;
+#: `hidden` is not part of the state dict.
 BUFFERS: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
     "table": ((3, 2), torch.float32),
     "count": ((), torch.int64),
     "mask": ((4,), torch.bool),
     "nothing": ((0, 2), torch.float32),
     "turned": ((2, 3), torch.float32),
+    "unlike": ((2, 3), torch.float32),
+    "spaced": ((3,), torch.float32),
     "hidden": ((2,), torch.float32),
     **{f"of_{name}": ((3,), dtype) for name, dtype in DTYPES.items() if not LEFT_OUT.fullmatch(name)},
 }
@@ -37,3 +40,11 @@ def buffer_value(name: str, *key: object) -> Tensor:
     if dtype.is_complex:
         value = torch.complex(value, integers(*shape, key=("imaginary", name, *key), largest=40))
     return (value.abs() if dtype is torch.uint8 else value > 0 if dtype is torch.bool else value).to(dtype)
+
+
+def stored_value(name: str, rank: int, *key: object) -> Tensor:
+    """Return the `buffer_value` of a rank in the memory that the buffer's name stands for."""
+    value = buffer_value(name, rank, *key)
+    if name == "turned" or (name == "unlike" and rank % 2):
+        return value.t().contiguous().t()
+    return value.repeat_interleave(2)[::2] if name == "spaced" else value

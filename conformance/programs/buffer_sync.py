@@ -2,14 +2,14 @@
 
 import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conformance.models.buffer_values import BUFFERS, buffer_value
+from conformance.models.buffer_values import BUFFERS, buffer_value, stored_value
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.scaled import Scaled
 from conformance.observation import Facts
@@ -26,10 +26,11 @@ _IN_ROOT = ("table", "count")
 class _Drifting(nn.Module):
     """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
-    With `replaces`, a forward replaces its buffers by new tensors. With `registers_later` it has none until `register`.
+    With `replaces`, a forward replaces its buffers by new tensors. With `registers_later` it has none until `register`,
+    which registers those of `names`.
     """
 
-    def __init__(self, rank: int, *, replaces: bool, registers_later: bool = False) -> None:
+    def __init__(self, rank: int, names: Sequence[str], *, replaces: bool, registers_later: bool) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
         self.state = nn.Module()
@@ -37,15 +38,16 @@ class _Drifting(nn.Module):
         self.replaces = replaces
         self.num_forwards = 0
         self.seen: dict[str, Tensor] = {}
-        self.names: tuple[str, ...] = ()
+        self.names: Sequence[str] = ()
+        self.later = names
         if not registers_later:
             self.register()
 
     def register(self, device: torch.device | None = None) -> None:
         """Register the buffers, each with a value of this rank's own."""
-        self.names = tuple(BUFFERS)
+        self.names = self.later
         for name in self.names:
-            value = _stored(name, self.rank, "start").to(device)
+            value = stored_value(name, self.rank, "start").to(device)
             self._owner(name).register_buffer(name, value, persistent=name != "hidden")
 
     def _owner(self, name: str) -> nn.Module:
@@ -54,7 +56,7 @@ class _Drifting(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
         for name in self.names:
-            value = _stored(name, self.rank, self.num_forwards).to(inputs.device)
+            value = stored_value(name, self.rank, self.num_forwards).to(inputs.device)
             if self.replaces:
                 setattr(self._owner(name), name, value)
             else:
@@ -63,14 +65,10 @@ class _Drifting(nn.Module):
         return self.layer(inputs)
 
 
-def _stored(name: str, *key: object) -> Tensor:
-    value = buffer_value(name, *key)
-    return value.t().contiguous().t() if name == "turned" else value
-
-
 def _drifting(scenario: Scenario, rank: int) -> nn.Module:
     replaces, registers_later = (bool(scenario.arguments.get(name)) for name in ("replaces", "registers_later"))
-    module = _Drifting(rank, replaces=replaces, registers_later=registers_later)
+    names = scenario.arguments.get("only", tuple(BUFFERS))
+    module = _Drifting(rank, names, replaces=replaces, registers_later=registers_later)
     with_integer_weights(module.layer, scenario.seed)
     return module
 
@@ -83,9 +81,10 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 def buffer_sync(ctx: RankContext) -> None:
     """Train steps of `_Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
-    With `registers_later` the module has buffers from step 1 on. Observes gradients, for each step `seen/<name>`, the
-    values that its forward found, and with argument `asks` `will_sync`, what the wrapper announced before the step; and
-    `final/buffer/<name>`. All ranks run it.
+    With `only` it has no other buffers than those of these names: one alone is in no bucket with others. With
+    `registers_later` the module has buffers from step 1 on. Observes gradients, for each step `seen/<name>`, the
+    values that its forward found, and with argument `asks` `will_sync`, what the wrapper announced before the step;
+    and `final/buffer/<name>`. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
     if ignored := ctx.arguments.get("ignored"):

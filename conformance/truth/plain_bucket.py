@@ -1,6 +1,5 @@
 """The argument of a comm hook: the surface of `torch.distributed.GradBucket` over the gradient of one parameter."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,9 +34,8 @@ class PlainBucket:
     def set_buffer(self, tensor: Tensor) -> None:
         self._buffer = tensor
 
-    def reduced_by(self, hook: Callable[[Any], Any]) -> Tensor:
-        """Return the result of the future of `hook`, in the parameter's shape and dtype unless it is sparse."""
-        result = hook(self).wait()
+    def reduced(self, result: Any) -> Tensor:
+        """Return what a hook's future holds in the parameter's shape and dtype unless it is sparse."""
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
         if self._parameter.is_complex() and not tensor.is_complex():  # torch's collectives return real views
             tensor = torch.view_as_complex(tensor.view(-1, 2))

@@ -317,9 +317,7 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        reduced = (
-            means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}
-        )
+        reduced = means if self._hook is None else self._reduced_by_hook(means)
         for name in means:  # also on a rank that has frozen the parameter
             parameter = self._all[name]
             parameter.grad = laid_out(reduced[name], parameter)
@@ -338,11 +336,16 @@ class PlainDDP(nn.Module, Joinable):
         if "FP16" in str(kind):
             self._casts.communication_dtype = torch.float16
 
-    def _ask_hook(self, name: str, like: Tensor | None) -> Tensor:
+    def _reduced_by_hook(self, means: Means) -> Means:
+        """Hand the hook every bucket, and then wait for what its futures hold."""
+        buckets = {name: self._bucket_of(name, means.get(name)) for name in self._averaged}
+        futures = {name: present(self._hook)(bucket) for name, bucket in buckets.items()}
+        return {name: buckets[name].reduced(future.wait()) for name, future in futures.items()}
+
+    def _bucket_of(self, name: str, like: Tensor | None) -> PlainBucket:
         parameter, names = self._averaged[name], list(self._averaged)
         own = torch.zeros_like(parameter if like is None else like) if parameter.grad is None else parameter.grad
-        bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
-        return bucket.reduced_by(present(self._hook))
+        return PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 

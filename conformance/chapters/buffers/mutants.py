@@ -5,6 +5,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -43,6 +44,16 @@ def KeepsFirstBuffers(ddp: TorchDDP, assign_modules_buffers: Call) -> None:
     """BUG: the buffers that were there at construction are synchronised, not those that took their places."""
     if not hasattr(ddp, "modules_buffers"):
         assign_modules_buffers()
+
+
+@replaces(TorchDDP, "_sync_buffers")
+def SendsOneBufferAsItLies(ddp: TorchDDP, sync_buffers: Call) -> None:
+    """BUG: one buffer alone is sent without a copy, as much of its memory as it has elements, gaps included."""
+    if len(ddp.modules_buffers) == 1:
+        (buffer,) = ddp.modules_buffers
+        dist.broadcast(buffer.data.as_strided((buffer.numel(),), (1,)), group_src=0, group=ddp.process_group)
+    else:
+        sync_buffers()
 
 
 @replaces(Ours, "_sync_buffers")

@@ -56,6 +56,9 @@ def scenarios() -> Iterator[Scenario]:
 
 def _drifting() -> Iterator[Scenario]:
     yield from _grid("BUFFER-01", "every-kind", "buffer_sync", (1, 2, 3, 4), also=("BUFFER-02",))
+    # One float32 buffer alone: the parameters are of the same dtype, but only construction sends them.
+    alone = [arguments(f"alone-{name}", only=[name]) for name in ("table", "turned", "unlike", "spaced")]
+    yield from _grid("BUFFER-02", "", "buffer_sync", 2, alone)
     yield from _grid("BUFFER-02", "dtypes-left-out", "uncarried_buffers", (2, 3), min_collectives=0)
     explicit = options("explicit", forward_sync_buffers=True)
     yield from _grid("BUFFER-01", "", "buffer_sync", 2, (VIEW, UNUSED, explicit))

@@ -78,6 +78,7 @@ class Journal:
     calls: list[Any] = field(default_factory=list)
     raw: dict[str, Tensor] = field(default_factory=dict)
     lists: list[tuple[int, int]] = field(default_factory=list)
+    unfulfilled: list[tuple[Future[Any], Tensor]] = field(default_factory=list)
 
     def note(self, bucket: Any) -> None:
         buffer, parameters, views = bucket.buffer(), bucket.parameters(), bucket.gradients()
@@ -158,6 +159,16 @@ def _future_value(journal: Journal, bucket: Any) -> Future[Any]:
     return work.get_future().then(lambda future: future.value()[0])
 
 
+def _with_the_last(journal: Journal, bucket: Any) -> Future[Any]:
+    """Double each bucket, and fulfil every future once the last bucket is there: that of the first bucket last."""
+    future: Future[Any] = Future()
+    journal.unfulfilled.append((future, bucket.buffer() * 2))
+    while bucket.is_last() and journal.unfulfilled:
+        waiting, doubled = journal.unfulfilled.pop()
+        waiting.set_result(doubled)
+    return future
+
+
 #: What a hook does.
 ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "identity": lambda _, bucket: _done(bucket.buffer()),
@@ -170,6 +181,7 @@ ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
     "blocking": _blocking,
     "exchanged": _exchanged,
     "future_value": _future_value,
+    "with_the_last": _with_the_last,
 }
 
 _Respond = Callable[[Any, Any], Any]

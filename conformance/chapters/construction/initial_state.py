@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from conformance.models.buffer_values import BUFFERS, buffer_value
+from conformance.models.buffer_values import BUFFERS, stored_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 from conformance.observation import Raised
@@ -33,11 +33,8 @@ class Stateful(nn.Module):
                 parameter.copy_(integers(*parameter.shape, key=("parameter", name, rank), largest=40))
         self.state = nn.Module()
         for name in BUFFERS:
-            value = buffer_value(name, rank)
-            if name == "turned":
-                value = value.t().contiguous().t()
             owner = self if name in ("table", "count") else self.state
-            owner.register_buffer(name, value, persistent=name != "hidden")
+            owner.register_buffer(name, stored_value(name, rank), persistent=name != "hidden")
 
 
 @program("initial_state", invariants=("same_collectives", "leaves_no_trace"))

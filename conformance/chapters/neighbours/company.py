@@ -51,9 +51,11 @@ class Company:
     `hides`: branches lie behind a function that no search looks through. `hook`: "ready" or "talking" comm hooks.
     `backward`: "probed" by `torch.autograd.grad` before, on one rank alone; "twice" through the same graph; "penalised"
     by the weights of branches that forward does not use; behind "forward_more", one that one rank alone runs of the
-    last tower and drops; or of "either" of two forwards, which depends on the rank. `order`: ranks run their wrappers'
-    forwards in the same order or, once no forward communicates, not. `unlike`: each tower but the first has one more
-    parameter, which no rank uses, so that what wrappers exchange has different sizes.
+    last tower and drops; of "either" of two forwards, which depends on the rank; or "reversed", one of each tower, the
+    last one's first. `order`: ranks run their wrappers' forwards in the same order or, once no forward communicates,
+    not. `unlike`: each tower but the first has one more parameter, which no rank uses, so that what wrappers exchange
+    has different sizes. `joins`: the step before which the towers but the first are wrapped and begin to train, of a
+    layout in which none feeds another.
     """
 
     layout: str = "side_by_side"
@@ -72,6 +74,7 @@ class Company:
     backward: str = "once"
     order: str = "alike"
     unlike: bool = False
+    joins: int = 0
     num_steps: int = 4
 
     @staticmethod
@@ -117,10 +120,16 @@ class Company:
 
     def forwards(self, rank: int, step: int) -> list[int]:
         """Return the towers in the order in which a rank runs those that do not feed each other in a step."""
-        towers = list(range(self.num_towers))
+        towers = list(range(self.num_towers if step >= self.joins else 1))
         # A DDP may agree on its buckets in the first two synchronised forwards.
         agrees_until = 2 if self.local == "none" else 4
         return towers[::-1] if self.order == "by_rank" and step >= agrees_until and rank % 2 else towers
+
+    def backwards(self, losses: list[Tensor]) -> list[Tensor]:
+        """Return what each backward of a step begins with."""
+        if self.backward == "reversed":
+            return losses[::-1]
+        return losses if self.layout == "separate" else [sum(losses[1:], start=losses[0])]
 
     def members(self, tower: int, world_size: int) -> list[list[int]]:
         """Return the groups over which ranks average a tower; no rank is in two."""
@@ -165,7 +174,7 @@ class _Training:
         self._towers = _towers(plan, ctx.scenario.seed, ctx.device)
         self._tops: list[nn.Module] = []
         self._wrappers: list[Any] = []
-        self._wrap()
+        self._wrap(self._towers[:1] if plan.joins else self._towers)
         like = torch.zeros(WIDTH * rows_for(plan.as_a_bucket), device=ctx.device)
         self._user = User(plan.collective, plan.layer, ctx.process_group, self._group, like)
         self._user.listen(self._towers[0])
@@ -175,6 +184,8 @@ class _Training:
     def run(self) -> None:
         plan, ctx = self._plan, self._ctx
         for step in range(plan.num_steps):
+            if step and step == plan.joins:
+                self._wrap(self._towers[1:])
             self._user.begin(step)
             if step == 0 or not any(plan.is_local(step - 1, tower) for tower in range(plan.num_towers)):
                 self._all.zero_grad(set_to_none=True)
@@ -201,7 +212,7 @@ class _Training:
             if plan.collective == STAGGERED and not turn.rank:
                 self._user.reduce()
             self._user.before_backward()
-            for loss in losses if plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
+            for loss in plan.backwards(losses):
                 if plan.backward == "twice":
                     turn.backward(loss, retain_graph=True)
                 turn.backward(loss)
@@ -228,13 +239,13 @@ class _Training:
             if plan.layout == "three":
                 return [forward(2, forward(0, rows[0]) + forward(1, rows[1]))]
             made = {tower: forward(tower, rows[tower]) for tower in plan.forwards(turn.rank, turn.step)}
-            return [made[tower] for tower in range(plan.num_towers)]
+            return [made[tower] for tower in sorted(made)]
 
         outputs = forwards()
         if plan.backward == "either":
             outputs = (outputs, forwards())[turn.rank % 2]
         if plan.backward == "forward_more" and turn.rank == turn.step % self._ctx.world_size:
-            forward(plan.num_towers - 1, rows[-1])
+            forward(len(self._tops) - 1, rows[len(self._tops) - 1])
         losses = [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
         if plan.is_probed(turn.rank, turn.step, self._ctx.world_size):
             torch.autograd.grad(losses[0], rows[0], retain_graph=True)
@@ -269,10 +280,10 @@ class _Training:
         self._made.append(group)
         return group
 
-    def _wrap(self) -> None:
-        """Wrap each tower over its group; `tops` are what forward is called on."""
+    def _wrap(self, towers: Sequence[Tower]) -> None:
+        """Wrap these towers, behind those that are wrapped, over their groups; forward is called on `tops`."""
         inner: nn.Module | None = None
-        for index, tower in enumerate(self._towers):
+        for index, tower in enumerate(towers, len(self._wrappers)):
             module: nn.Module = tower if inner is None or self._plan.layout != "nested" else Around(inner, tower)
             made = self._wrapped(index, module)
             self._wrappers.append(made)

@@ -76,6 +76,7 @@ def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _everything_used()
     yield from _unused_beside_wrappers()
+    yield from _joined_later()
     yield from _unused_beside_collectives()
     groups = each("groups", ("parts", "overlapping"))
     layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
@@ -122,6 +123,17 @@ def _unused_beside_wrappers() -> Iterator[Scenario]:
         yield from _beside("NEIGH-05", "", 2, _PAIR, different, layouts, groups)
         searching, first = [way for way in different if way.options], arguments("first-tower", unused="first_tower")
         yield from _beside("NEIGH-05", "", 2, _PAIR, searching, layouts, groups, first)
+
+
+def _joined_later() -> Iterator[Scenario]:
+    """Yield wrappers made when another one has trained: beside it, or of a layer that the other one has, too."""
+    joined, backwards = arguments(joins=2, num_steps=5), each("backward", ("once", "reversed"))
+    for layout, requirement in (("side_by_side", "NEIGH-03"), ("separate", "NEIGH-03"), ("shared", "NEIGH-04")):
+        slug, worlds = f"{dashed(layout)}-joined", (2, 3) if layout == "shared" else (2,)
+        for kind in (_PLAIN, _FIND, _STATIC):
+            unused = each("unused", ("none", "crosswise") if kind is _FIND else ("none",))
+            given = arguments(layout=layout)
+            yield from _beside(requirement, slug, worlds, given, joined, kind, unused, backwards)
 
 
 def _unused_beside_collectives() -> Iterator[Scenario]:
