@@ -4,7 +4,9 @@ A use is a module and the code of one step. Where a requirement lets a DDP raise
 fact: the gradients, or the error.
 """
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -39,9 +41,9 @@ class Use:
     ignored: tuple[str, ...] = ()
 
 
-def layers() -> nn.Module:
-    """Return two linear layers, of different sizes."""
-    return nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2))
+def layers(hidden: int = 3) -> nn.Module:
+    """Return two linear layers, of different sizes; `hidden` is the width between them."""
+    return nn.Sequential(nn.Linear(WIDTH, hidden), nn.Linear(hidden, 2))
 
 
 class Twice(nn.Module):
@@ -151,12 +153,35 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
-def _create_graph(model: nn.Module, turn: RankStep) -> None:
-    loss = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
+class _Mark:
+    """Stands for a graph: alive as long as the graph of the step in which `_Marked` was applied to it."""
+
+
+class _Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, mark: _Mark) -> Tensor:
+        ctx.mark = mark
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * 1, None
+
+
+def _create_graph(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    """Return as fact `kept` how many graphs of earlier steps are alive, though their gradients and losses are gone."""
+    marks = vars(model).setdefault("marks", [])
+    gc.collect()  # a gradient with a graph and its parameter hold each other, in torch as well
+    kept = sum(mark() is not None for mark in marks)
+    mark = _Mark()
+    marks.append(weakref.ref(mark))
+    rows = _Marked.apply(turn.inputs(5, WIDTH).requires_grad_(), mark)
+    loss = turn.loss(turn.forward(model, rows))
     with warnings.catch_warnings():
         # A DDP should warn that the averaged gradients cannot be differentiated again; autograd warns of cycles.
         warnings.simplefilter("ignore")
         turn.backward(loss, create_graph=True)
+    return {"kept": kept}
 
 
 def _retain_graph(model: nn.Module, turn: RankStep) -> None:
@@ -358,6 +383,8 @@ USES: Mapping[str, Use] = {
 def autograd_use(ctx: RankContext) -> None:
     """Run the use that argument `use` names for its number of steps. All ranks run it.
 
+    Argument `hidden`: how wide `layers` are between them.
+
     Observes `step<k>/grad/<name>` and the use's own facts.
     """
     _run(ctx, USES[ctx.arguments["use"]])
@@ -373,7 +400,8 @@ def refusable_use(ctx: RankContext) -> None:
 
 
 def _run(ctx: RankContext, use: Use) -> None:
-    module = moved(with_integer_weights(use.build(), ctx.scenario.seed), ctx.device)
+    build = partial(layers, ctx.arguments["hidden"]) if "hidden" in ctx.arguments else use.build
+    module = moved(with_integer_weights(build(), ctx.scenario.seed), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(use.ignored)  # type: ignore[assignment]
     in_place: dict[str, Any] = {f"step{step}/in_place": [] for step in range(use.num_steps)}
     observe_run(

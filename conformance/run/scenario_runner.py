@@ -176,10 +176,8 @@ class ScenarioRunner:
 
     async def _report(self, case: _Case, tried: _Tried, confirmed: Confirmed) -> Outcome:
         self._on_observed(case.scenario, confirmed.attempt.observations)
-        # A backend that is known to fail there leaves no DDP behind.
         excuse = self._excuses(case.scenario, confirmed.result)
-        is_known = case.program.without_ddp and excuse is not None and excuse.holds
-        if (confirmed.result.verdict.is_failure and not is_known) or confirmed.contaminated_by:
+        if confirmed.result.verdict.is_failure or confirmed.contaminated_by:
             async with self._in_turn:
                 self._doubt(case, case.scenario)
         result = excuse.new_first(confirmed.result) if excuse is not None else confirmed.result

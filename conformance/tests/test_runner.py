@@ -562,6 +562,25 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
         assert len(ranks.asked) == ran
 
 
+@pytest.mark.parametrize("without_ddp", [True, False])
+def test_ranks_of_a_failure_run_nothing_more_though_it_was_known(
+    monkeypatch: pytest.MonkeyPatch, without_ddp: bool
+) -> None:
+    """A refusal that gloo owes and does not give may have overwritten memory: later scenarios crash."""
+    program = dataclasses.replace(
+        vars(conformance.run.scenario_runner)["get_program"]("train"), without_ddp=without_ddp
+    )
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
+    retired: list[str] = []
+    ranks = PretendedRanks(lambda one, subject: {"answer": 41 if one.id.endswith("a") else 42})
+    monkeypatch.setattr(ranks, "retire", lambda one, subject: retired.append(one.id))
+    known = Excuse(MET, Verdict.FAIL, "a reason", "an issue", "")
+    one = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=lambda *_: known)
+    for name in "ab":
+        one.run(scenario(name))
+    assert retired == [scenario("a").id]
+
+
 @pytest.mark.parametrize("hangs", [True, False])
 @pytest.mark.parametrize(
     ("known", "without_ddp", "deadline_s"),

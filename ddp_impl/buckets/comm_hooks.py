@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import CellType
 from typing import Any
 
 import torch
@@ -96,8 +97,9 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
 def _waits_in_callbacks(hook: Any) -> bool:
     """Whether `hook` is one of torch's PowerSGD hooks, or what a wrapper of torch's makes of it."""
     hook = hook.func if isinstance(hook, functools.partial) else hook
-    inner = inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
-    return any(getattr(one, "__module__", "") == _WAITS_IN_CALLBACKS for one in (hook, *inner))
+    cells = (hook.__closure__ or ()) if inspect.isfunction(hook) else ()
+    inner = [cell.cell_contents for cell in cells if cell != CellType()]  # a variable may get its value later
+    return any(inspect.isfunction(one) and one.__module__ == _WAITS_IN_CALLBACKS for one in (hook, *inner))
 
 
 class _OneBucketAtATime:

@@ -54,8 +54,14 @@ def _build(scenario: Scenario) -> nn.Module:
 
 
 def _is_unused(scenario: Scenario, place: int, rank: int) -> bool:
-    """Whether a rank does not use a weight: with argument `unused`, the third on odd ranks and the fifth on all."""
-    return bool(scenario.arguments.get("unused")) and (place == 4 or (place == 2 and rank % 2 == 1))
+    """Whether a rank does not use a weight: with argument `unused`, the third on odd ranks and, on all, the fifth.
+
+    With `unused` = "last" all leave out the first two, which are all of the last small bucket.
+    """
+    unused = scenario.arguments.get("unused")
+    if unused == "last":
+        return place < 2
+    return bool(unused) and (place == 4 or (place == 2 and rank % 2 == 1))
 
 
 def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> None:
@@ -229,6 +235,18 @@ def _postponed(respond: _Respond) -> Any:
     return hook
 
 
+def _closed_over_later(respond: _Respond) -> Any:
+    """Return a hook that closes over a variable without a value until it is called."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        nonlocal index
+        index = bucket.index()
+        return respond(state, bucket)
+
+    index: int
+    return hook
+
+
 #: Kinds of callables: each makes one of a function that does the work.
 CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
     "lambda": lambda respond: lambda state, bucket: respond(state, bucket),
@@ -240,6 +258,7 @@ CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
     "star": _star,
     "annotated": _annotated,
     "postponed": _postponed,
+    "closed_over_later": _closed_over_later,
 }
 
 
@@ -248,8 +267,9 @@ def hook_calls(ctx: RankContext) -> None:
     """Train `Factors` with a comm hook that records its calls. All ranks run it.
 
     Arguments: `answer`, one of `ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
-    `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave two weights
-    out; `local_backwards` under no_sync in every step; `registered_at`, the step before which the hook is registered.
+    `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave some
+    weights out, see `_is_unused`; `local_backwards` under no_sync in every step; `registered_at`, the step before
+    which the hook is registered.
     """
     answer = ANSWERS[ctx.arguments["answer"]]
     module: Any = _build(ctx.scenario).to(ctx.device)

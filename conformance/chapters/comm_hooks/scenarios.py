@@ -82,6 +82,8 @@ def _what_hooks_see() -> Iterator[Scenario]:
             yield from _calls("HOOK-09", "doubled", world_size, unused, way, answer="exchanged")
             yield from _calls("HOOK-01", "", world_size, unused, way, judge=("raw",))
             yield from _calls("HOOK-03", "", world_size, skipping, way, judge=("order",))
+            last = arguments("last", unused="last")
+            yield from _calls("HOOK-03", "", world_size, skipping | last, way, judge=("order",))
             yield from _calls("HOOK-37", "", world_size, STATIC, way, judge=("once", "order", "raw"))
             yield from _calls("HOOK-37", "", world_size, static_unused, way, judge=("order",))
     answers = each("answer", ("average", "in_place", "new_tensor"))
@@ -96,7 +98,7 @@ def _what_hooks_are() -> Iterator[Scenario]:
         for world_size in (1, 2, 3) if way is _SMALL else (2,):
             yield from _calls("HOOK-40", "", world_size, (PLAIN, UNUSED, STATIC), way, answer="with_the_last")
     requirements = {
-        "HOOK-10": ("lambda", "method", "object", "partial"),
+        "HOOK-10": ("lambda", "method", "object", "partial", "closed_over_later"),
         "HOOK-11": ("other_name", "positional", "star"),
         "HOOK-12": ("annotated", "postponed"),
     }

@@ -33,6 +33,20 @@ def DividesByAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
     ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
+@replaces(Ours, "__init__")
+def ComparesTheEndsOfCaps(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: of `bucket_cap_mb_list` ranks compare the first and the last cap alone."""
+    describe = replicas.describe
+
+    def with_ends(*args: Any, **options: Any) -> Replica:
+        found = describe(*args, **options)
+        first, *_, last = found.options["bucket caps"].split(",")
+        return dataclasses.replace(found, options={**found.options, "bucket caps": f"{first},{last}"})
+
+    with mock.patch.object(distributed, "describe", with_ends):
+        init(*args, **kwargs)
+
+
 @replaces(TorchDDP, "__init__")
 def SkipsInitialSync(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: every rank starts from its own parameters and buffers."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from conformance.chapters.construction.circumstances import CIRCUMSTANCES
-from conformance.chapters.construction.disagreements import DISAGREEMENTS
+from conformance.chapters.construction.disagreements import DISAGREEMENTS, NEEDS
 from conformance.chapters.construction.users_errors import MODES, PLACES
 from conformance.chapters.construction.wrong_arguments import MISTAKES
 from conformance.chapters.grid import Grid, Worlds
@@ -95,8 +95,10 @@ def _errors() -> Iterator[Scenario]:
         for mistake in mistakes:
             yield from _error(requirement, mistake, 2)
     for argument, (usual, _) in DISAGREEMENTS.items():
+        needed = Variant(needs=NEEDS.get(argument, ()))
         # A DDP that lacks the argument lacks the option.
-        given = arguments(dashed(argument), argument=argument) | options(**{argument: usual})
+        named = {} if "delay_all_reduce" in needed.needs else usual
+        given = arguments(dashed(argument), argument=argument) | options(**named) | needed
         odd = arguments("first", odd=0), arguments("last", odd=1)
         ends = fields(deadline_s=10.0, min_collectives=0)
         yield from _grid("CONS-41", "", "disagreement", 2, given, odd if argument == "init_sync" else odd[1], ends)

@@ -29,8 +29,9 @@ def _factors(rank: int, name: str, shape: torch.Size) -> Tensor:
     return factors
 
 
-def _hook(kind: str, module: Any, rank: int, seen: dict[str, Tensor]) -> list[Any]:
-    """Register a hook on every parameter of `module`; return the handles. Hooks keep in `seen` what they are given."""
+def _hook(given: Mapping[str, Any], module: Any, rank: int, seen: dict[str, Tensor]) -> list[Any]:
+    """Register hooks on parameters of `module`; return the handles. Hooks keep in `seen` what they are given."""
+    kind = given["kind"]
 
     def returns(name: str, gradient: Tensor) -> Tensor:
         seen[name] = gradient.clone()
@@ -41,14 +42,14 @@ def _hook(kind: str, module: Any, rank: int, seen: dict[str, Tensor]) -> list[An
         after = returns(name, before)
         parameter.grad = before.copy_(after) if kind == "in_place" else after
 
-    named = list(module.named_parameters())
+    named = list(module.named_parameters())[given.get("of_two", 0) :: 2 if "of_two" in given else 1]
     if kind == "returns":
         return [parameter.register_hook(partial(returns, name)) for name, parameter in named]
     return [parameter.register_post_accumulate_grad_hook(partial(changes, name)) for name, parameter in named]
 
 
 def _step_of(scenario: Scenario, seen: dict[str, Tensor]) -> StepFunction:
-    moment, kind = scenario.arguments["moment"], scenario.arguments["kind"]
+    moment = scenario.arguments["moment"]
     local, branches = scenario.arguments.get("local", 0), scenario.arguments.get("branches", "both")
 
     def backward(model: Any, turn: RankStep, micro: int, register: Callable[[], list[Any]]) -> None:
@@ -60,7 +61,7 @@ def _step_of(scenario: Scenario, seen: dict[str, Tensor]) -> StepFunction:
             handle.remove()
 
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-        register = partial(_hook, kind, model.module, turn.rank, seen)
+        register = partial(_hook, scenario.arguments, model.module, turn.rank, seen)
         seen.clear()
         if (moment, turn.step) in (("after", 0), ("later", 2)):
             register()
@@ -76,7 +77,7 @@ def _step_of(scenario: Scenario, seen: dict[str, Tensor]) -> StepFunction:
 def _build(scenario: Scenario, rank: int, seen: dict[str, Tensor]) -> nn.Module:
     module = with_integer_weights(Branches(), scenario.seed)
     if scenario.arguments["moment"] == "before":
-        _hook(scenario.arguments["kind"], module, rank, seen)
+        _hook(scenario.arguments, module, rank, seen)
     return module
 
 
@@ -84,8 +85,9 @@ def _build(scenario: Scenario, rank: int, seen: dict[str, Tensor]) -> nn.Module:
 def local_hooks(ctx: RankContext) -> None:
     """Train with hooks of argument `kind` (of `KINDS`), registered at `moment` (of `MOMENTS`), on every parameter.
 
-    Arguments `local`: backwards under no_sync before each synchronised one, `branches`: those that ranks use. Observes
-    `step<k>/seen/<name>`, what the last call of each hook was given, and `step<k>/grad/<name>`. All ranks run it.
+    Arguments `of_two`: only every second parameter has one, from the first (0) or the second (1) on, `local`: backwards
+    under no_sync before each synchronised one, `branches`: those that ranks use. Observes `step<k>/seen/<name>`, what
+    the last call of each hook was given, and `step<k>/grad/<name>`. All ranks run it.
     """
     seen: dict[str, Tensor] = {}
     module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)

@@ -75,6 +75,16 @@ def RefusesGraphs(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
     launch(bucket)
 
 
+@replaces(Reduction, "launch")
+def KeepsGraphsOfGradients(reduction: Reduction, launch: Call, bucket: Bucket) -> None:
+    """BUG: gradients stay alive when they have been averaged, and with `create_graph=True` their graphs."""
+    _kept_gradients.append([parameter.grad for parameter in bucket.parameters])
+    launch(bucket)
+
+
+_kept_gradients: list[list[Tensor | None]] = []
+
+
 @replaces(Reducer, "begin_backward")
 def OneBackwardPerForward(reducer: Reducer, begin_backward: Call) -> None:
     """BUG: a second backward through the same outputs leaves local gradients, and says nothing."""

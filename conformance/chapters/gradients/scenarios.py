@@ -32,7 +32,7 @@ from conformance.chapters.variants import (
     model,
     models,
 )
-from conformance.programs.autograd_uses import USES
+from conformance.programs.autograd_uses import USES, layers
 from conformance.scenario import Scenario, Step
 
 _grid = Grid("gradients")
@@ -174,6 +174,9 @@ def _autograd_uses() -> Iterator[Scenario]:
         for use in uses:
             program = "refusable_use" if USES[use].refusal else "autograd_use"
             yield from _grid(requirement, dashed(use), program, 2, ways, ENDS_SOON, arguments={"use": use})
+            if USES[use].build is layers:
+                large = arguments("large", use=use, hidden=9000)  # one gradient of 36,000 elements, one of 18,000
+                yield from _grid(requirement, dashed(use), program, 2, (PLAIN, VIEW), large, ENDS_SOON)
     held = each("use", [use for use in USES if use.startswith("gradient_held")])
     in_place = (PLAIN.at(2, 3), EACH_ALONE, UNUSED, STATIC, Variant("batched", {"batched_grad_copy": True}))
     yield from _grid("GRAD-48", "", "autograd_use", 2, held, in_place, ENDS_SOON)
@@ -311,6 +314,11 @@ def _local_hooks() -> Iterator[Scenario]:
             # What a tensor hook returns reaches the reducer in one way, whatever its options.
             tried = ways[:1] if kind.slug == "returns" else ways
             yield from _grid("GRAD-39", moment, "local_hooks", 2, kind, tried, arguments={"moment": moment})
+    halves = [arguments(f"of-two-{first}", of_two=first) for first in (0, 1)]
+    for moment in MOMENTS_OF_HOOKS[1:]:
+        kinds = each("kind", KINDS_OF_HOOKS[1:])
+        when = arguments(moment=moment)
+        yield from _grid("GRAD-39", moment, "local_hooks", 2, kinds, halves, (PLAIN, VIEW), when)
 
 
 def _apart() -> Iterator[Scenario]:

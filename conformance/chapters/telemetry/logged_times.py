@@ -171,13 +171,15 @@ def _logged_times(scenario: Scenario) -> Mapping[int, Facts]:
 def sampled_times(ctx: RankContext) -> None:
     """Train 16 steps with the sample rate of argument `rate` (torch's own if 0).
 
-    Observes `iterations`, the last sampled one as it is logged after each step, and whether times changed only with it.
-    All ranks run it.
+    Observes `iterations`, the last sampled one as it is logged after each step, whether times changed only with it, and
+    `averages`, how far logged averages are from those of the logged times. All ranks run it.
     """
     model: Any = ctx.wrap(Layers(Clock(0, 0)).to(ctx.device))
     if rate := ctx.arguments["rate"]:
         model._set_ddp_runtime_logging_sample_rate(rate)
     iterations, changes, before = [], 0, ("no iteration", "no time")
+    logged: list[int] = []
+    off = 0
     for index in range(_NUM_SAMPLED_STEPS):
         turn = rank_step(ctx, index)
         turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
@@ -185,7 +187,12 @@ def sampled_times(ctx: RankContext) -> None:
         iterations.append(data["iteration"])
         now = (data["iteration"], data.get("forward_compute_time_start", "no time yet"))
         changes += (now[0] == before[0]) != (now[1] == before[1])
+        if now[1] not in (before[1], "no time yet"):
+            logged.append(data["forward_compute_time"])
+        if logged:
+            off = max(off, abs(data["avg_forward_compute_time"] - sum(logged) // len(logged)))
         before = now
+    ctx.observe("averages", [off])
     ctx.observe("iterations", iterations)
     ctx.observe("changed_alone", changes)
 
@@ -198,7 +205,8 @@ def _sampled_times(scenario: Scenario) -> Mapping[int, Facts]:
     for num_always in (_ALWAYS_SAMPLED, _ALWAYS_SAMPLED + 1):
         sampled = [index for index in range(_NUM_SAMPLED_STEPS) if index < num_always or index % rate == 0]
         answers.append([max(i for i in sampled if i <= index) for index in range(_NUM_SAMPLED_STEPS)])
-    facts = {"iterations": AnyOf(*answers), "changed_alone": 0}
+    off = Satisfies("differences of at most 16 ns", _are_at_most, (_NUM_SAMPLED_STEPS,))  # one a division
+    facts = {"iterations": AnyOf(*answers), "changed_alone": 0, "averages": off}
     return dict.fromkeys(range(scenario.world_size), facts)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
@@ -85,6 +86,15 @@ def TellsMicroseconds(ddp: Ours, logging_data: Call) -> Data:
     data = logging_data()
     names = [name for name in data if name.endswith("_time") and not name.startswith("avg_")]
     return {**data, **{name: int(data[name]) // 1000 for name in names}}
+
+
+@replaces(TorchDDP, "_get_ddp_logging_data")
+def DividesByAllSteps(ddp: TorchDDP, logging_data: Call) -> Data:
+    """BUG: averages are sums over sampled steps, divided by the number of all steps."""
+    data: Data = logging_data()
+    num_steps = int(data.get("iteration", 0)) + 1
+    names = [name for name in data if name.startswith("avg_")]
+    return {**data, **{name: int(data[name]) * min(num_steps, 10) // num_steps for name in names}}
 
 
 @replaces(Ours, "_get_ddp_logging_data")

@@ -78,7 +78,7 @@ def _times() -> Iterator[Scenario]:
     pause = arguments("pause", forward=1, backward=1, pause_ms=50)
     yield from _logging("TELE-06", "", "logged_times", (1, 2), pause, (PLAIN, SCALARS_ALONE))
     rates = [arguments(f"rate-{rate}", rate=rate) for rate in (0, 1, 3, 7)]
-    yield from _logging("TELE-08", "", "sampled_times", 2, rates)
+    yield from _logging("TELE-08", "", "sampled_times", 2, rates, also=("TELE-07",))
     yield from _logging("TELE-09", "refused", "refused_sample_rate", 2)
 
 
