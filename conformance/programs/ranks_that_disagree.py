@@ -22,7 +22,7 @@ from conformance.truth.expected import Right
 _TIMEOUT_S = 1.5
 
 
-@program_without_truth("ranks_that_disagree", invariants=(), without_ddp=True)
+@program_without_truth("ranks_that_disagree", invariants=(), without_ddp=True, misuses=True)
 def ranks_that_disagree(ctx: RankContext) -> None:
     """Call `operation` with another dtype, size, split or operation on the last rank: some rank must raise.
 

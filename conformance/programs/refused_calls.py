@@ -31,7 +31,7 @@ class Mistake:
     mentions: tuple[str | tuple[str, ...], ...] = ()
 
 
-@program_without_truth("refused_calls", invariants=(), without_ddp=True)
+@program_without_truth("refused_calls", invariants=(), without_ddp=True, misuses=True)
 def refused_calls(ctx: RankContext) -> None:
     """Make the mistaken calls of the scenario's argument `case`; observes each error, and a sum after it.
 

@@ -49,7 +49,8 @@ class Program:
     `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
     maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
     for the first, and for no other. All other facts speak for every requirement that the scenario tests. A program
-    `without_ddp` wraps nothing: it is about the backend.
+    `without_ddp` wraps nothing: it is about the backend. One that `misuses` it passes arguments that may make it write
+    where it must not: ranks run nothing after that.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Program:
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_ddp: bool = False
+    misuses: bool = False
     expectation: Expectation | None = None
 
     def expects(self, expectation: Expectation) -> Expectation:

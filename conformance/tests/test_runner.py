@@ -566,10 +566,8 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
 def test_ranks_of_a_failure_run_nothing_more_though_it_was_known(
     monkeypatch: pytest.MonkeyPatch, without_ddp: bool
 ) -> None:
-    """A refusal that gloo owes and does not give may have overwritten memory: later scenarios crash."""
-    program = dataclasses.replace(
-        vars(conformance.run.scenario_runner)["get_program"]("train"), without_ddp=without_ddp
-    )
+    usual = vars(conformance.run.scenario_runner)["get_program"]("train")
+    program = dataclasses.replace(usual, without_ddp=without_ddp)
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
     retired: list[str] = []
     ranks = PretendedRanks(lambda one, subject: {"answer": 41 if one.id.endswith("a") else 42})
@@ -579,6 +577,10 @@ def test_ranks_of_a_failure_run_nothing_more_though_it_was_known(
     for name in "ab":
         one.run(scenario(name))
     assert retired == [scenario("a").id]
+    misusing = dataclasses.replace(program, misuses=True)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: misusing)
+    one.run(scenario("b"))  # gloo refuses a negative split, and has overwritten memory by then
+    assert retired == [scenario("a").id, scenario("b").id]
 
 
 @pytest.mark.parametrize("hangs", [True, False])

@@ -1,4 +1,4 @@
-"""`KeptWaiting`: for how long a busy machine kept processes waiting that had something to do."""
+"""`KeptWaiting` and `Stopwatch`: for how long a busy machine kept processes waiting that had something to do."""
 
 import contextlib
 import os
@@ -66,6 +66,18 @@ class KeptWaiting:
             thread: counts for pid in self._before for thread, counts in _ready(pid).items() if thread not in self._but
         }
         return any(before.get(thread, counts) == counts for thread, counts in self._ready.items())
+
+
+class Stopwatch:
+    """Measures how long this process takes, less the longest wait of its threads for a processor, or for memory."""
+
+    def __init__(self) -> None:
+        self._began, self._kept_waiting = time.monotonic(), KeptWaiting([os.getpid()])
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the beginning that this process could use."""
+        return time.monotonic() - self._began - self._kept_waiting.seconds
 
 
 def process_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:

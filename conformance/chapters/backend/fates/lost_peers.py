@@ -25,12 +25,13 @@ from conformance.programs.operations.store_messages import Board, all_texts
 from conformance.programs.operations.tensors import Tensors
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import Stopwatch
 
 #: What happens to the last rank: the kind of a fault, which strikes in the phase of this name; it leaves by itself.
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
-#: The timeout of the group that loses a rank; one that is clearly longer than an immediate error; and how much later an
-#: error may be raised on a busy machine.
-TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S = 0.5, 8.0, 4.0
+#: The timeout of the group that loses a rank; one that is clearly longer than an immediate error; how much later than
+#: the timeout an error may be raised; and the share of the timeout after which it alone may have told.
+TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S, _NEARLY = 0.5, 8.0, 4.0, 0.9
 _LONG = timedelta(seconds=100)
 #: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
 _HEAD_START = timedelta(seconds=1)
@@ -109,17 +110,17 @@ class _Peers:
         if not is_async:
             self._board.lacking(["going"], self._patience)
         call = _Call(self._ctx, self._group, self._cell)
-        began = time.monotonic()
+        stopwatch = Stopwatch()
         try:
             call.issue()
             self._board.put(f"issued/{self._ctx.rank}")
             call.wait()
         except Exception as error:
             self._board.put(f"issued/{self._ctx.rank}")
-            return self._judge_error(error, time.monotonic() - began)
+            return self._judge_error(error, stopwatch.seconds)
         if self._fate == "late" or not call.depends_on(self._last):
             return call.wrong() if self._fate == "late" else ""
-        return f"came back after {time.monotonic() - began:.1f} s as if rank {self._last} had called; {call.found()}"
+        return f"came back after {stopwatch.seconds:.1f} s as if rank {self._last} had called; {call.found()}"
 
     def use_the_rest(self) -> str:
         """Reduce among those who remain."""
@@ -168,7 +169,7 @@ class _Peers:
             return f"raised {text}, although the rank came within the timeout"
         if not str(error):
             return f"raised {type(error).__name__} without a word"
-        if self._ctx.arguments.get("at_once") and took_s > _LATE_S:
+        if self._ctx.arguments.get("at_once") and took_s > _NEARLY * self._timeout_s:
             return f"raised after {took_s:.1f} s, as if the timeout alone told that rank {self._last} is dead: {text}"
         if took_s > self._timeout_s + _LATE_S:
             return f"raised after {took_s:.1f} s, and the group's timeout is {self._timeout_s:g} s: {text}"

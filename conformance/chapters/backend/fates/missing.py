@@ -15,6 +15,7 @@ from conformance.programs.judged import Trial, always, judged
 from conformance.programs.operations.store_messages import Board
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import Stopwatch
 
 #: The timeout under test; how much later an error may come on a busy machine; a timeout that is out of reach.
 _TIMEOUT_S, _LATE_S, _LONG_S = 1.0, 5.0, 100.0
@@ -29,12 +30,12 @@ def group_of_the_dead(ctx: RankContext) -> Mapping[str, Trial]:
         if ctx.rank == ctx.world_size - 1:
             with ctx.phase("killed"):  # where the scenario's fault strikes
                 pass
-        began = time.monotonic()
+        stopwatch = Stopwatch()
         try:
             group = dist.new_group(timeout=timedelta(seconds=_TIMEOUT_S))
             dist.all_reduce(torch.ones(1, device=ctx.device), group=group)  # for backends that connect when asked to
         except Exception as error:
-            took_s = time.monotonic() - began
+            took_s = stopwatch.seconds
             if took_s <= 2 * _TIMEOUT_S + _LATE_S:  # making it and using it may each take one
                 return ""
             return f"raised after {took_s:.1f} s, expected about {_TIMEOUT_S:g} s: {shorten(str(error))}"
