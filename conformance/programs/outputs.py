@@ -97,12 +97,16 @@ class _Marker:
 
 @dataclass(frozen=True)
 class Structure:
-    """Functions that build a structure from two tensors and a marker, find them in it, and describe its shape."""
+    """Functions that build a structure from two tensors and a marker, find them in it, and describe its shape.
+
+    `constants` finds tensors without a gradient: forward must return the very ones.
+    """
 
     build: Callable[[Tensor, Tensor, _Marker], Any]
     parts: Callable[[Any], tuple[Tensor, ...]]
     shape: Callable[[Any], str]
     marker: Callable[[Any], Any] | None = None
+    constants: Callable[[Any], tuple[Tensor, ...]] = lambda output: ()
 
 
 def _kind(value: Any) -> str:
@@ -165,6 +169,12 @@ STRUCTURES: Mapping[str, Structure] = {
         _dict_of_itself, lambda out: (out["a"], out["all"][0]["b"]), _type, lambda out: out["all"][0]["m"]
     ),
     "jagged": Structure(_jagged, lambda out: (out[0], torch.cat(out[1].unbind())), _type, lambda out: out[2]),
+    "with_constants": Structure(
+        lambda a, b, _: (a.detach(), a, b, [torch.arange(3), torch.zeros(2)]),
+        lambda out: (out[1], out[2]),
+        _kind,
+        constants=lambda out: (out[0], *out[3]),
+    ),
     "read_once": Structure(lambda a, b, _: ReadOnce([a, b]), lambda out: (out.pop(0), out.pop(0)), _type),
     "computed": Structure(lambda a, b, _: Computed(a, b), lambda out: (out["a"], out["b"]), _type),
     "refusing": Structure(lambda a, b, _: Refusing(a, b), lambda out: (out.first, out.second), _type),
@@ -184,9 +194,11 @@ class _TwoOutputs(nn.Module):
             self.spare = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, /, *rest: Any, marker: _Marker, **options: Any) -> Any:
-        """Return the structure; `seen` stores the inputs."""
+        """Return the structure; `seen` stores the inputs, and `constants` the outputs without a gradient."""
         self.seen = (rest, marker, options)
-        return self.structure.build(self.first(inputs), self.second(inputs), marker)
+        output = self.structure.build(self.first(inputs), self.second(inputs), marker)
+        self.constants = self.structure.constants(output)
+        return output
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
@@ -202,6 +214,10 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
         same_extra = rest[1]["deep"][0] is extra["deep"][0]
     return {
         "structure": structure.shape(output),
+        "same_constants": [
+            one is other and not one.requires_grad
+            for one, other in zip(structure.constants(output), model.module.constants, strict=True)
+        ],
         "same_marker": structure.marker is None or structure.marker(output) is marker,
         "arguments": [len(rest), rest[0], same_extra, seen_marker is marker, sorted(options), options["flag"]],
         "scale": options["scale"],

@@ -1,5 +1,6 @@
 """Program `accumulation`: micro-batches inside and outside `no_sync`, in every arrangement that users write."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ KINDS: Mapping[str, bool] = {
     "sync": True,  # both outside
     "forward_inside": False,  # the backward outside
     "backward_inside": True,  # the forward outside
+    "joint_local_first": True,  # one backward for a forward inside and a later one outside
+    "joint_local_last": True,  # one backward for a forward outside and a later one inside
     "after_inner": False,  # both inside, after an inner `no_sync` was left
     "after_exception": True,  # both outside, after a `no_sync` was left by an exception
     "after_empty": True,  # both outside, after a `no_sync` with nothing in it
@@ -124,6 +127,13 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
         with ctx.no_sync(model):
             inside.append(_synchronises(model))
             own_step.backward(loss)
+    elif kind.startswith("joint"):
+        losses = []
+        for part, is_local in enumerate((True, False) if kind == "joint_local_first" else (False, True)):
+            with ctx.no_sync(model) if is_local else contextlib.nullcontext():
+                losses.append(_forward(model, own_step, micro + 10 * part, branches))
+                inside += [_synchronises(model)] * is_local
+        own_step.backward(sum(losses[1:], losses[0]))
     elif kind == "after_inner":
         with ctx.no_sync(model):
             with model.no_sync():

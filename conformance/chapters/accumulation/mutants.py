@@ -199,3 +199,15 @@ def HearsOfOutputsAsTheyWere(
 def SkipsWhatOnlyNoSyncUsed(reduction: Reduction, used: Call, used_before: Collection[int] = ()) -> list[bool]:
     """BUG: where buckets may be skipped, use in a backward under `no_sync` does not count: its bucket is left out."""
     return used(() if reduction.options.skip_all_reduce_unused_params else used_before)
+
+
+@replaces(TorchDDP, "forward")
+def StaysLocalUntilBackward(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: a forward inside no_sync makes a later one local, too, if no backward is between them."""
+    waiting: list[Tensor] = vars(ddp).setdefault("waiting", [])
+    with ddp.no_sync() if waiting else contextlib.nullcontext():
+        output = forward(*inputs, **kwargs)
+    if not ddp.require_backward_grad_sync and isinstance(output, Tensor) and output.requires_grad:
+        waiting.append(output.detach())
+        output.register_hook(lambda _: waiting.clear())
+    return output

@@ -73,6 +73,8 @@ def _twisted() -> Iterator[Scenario]:
             ("ACCUM-04", "nested", ("sync", "after_inner sync", "after_inner", "sync")),
             ("ACCUM-05", "forward-inside", ("sync", "forward_inside sync", "forward_inside forward_inside sync")),
             ("ACCUM-05", "backward-inside", ("backward_inside", "local backward_inside", "backward_inside sync")),
+            ("ACCUM-05", "joint-local-first", ("joint_local_first", "local joint_local_first", "sync")),
+            ("ACCUM-05", "joint-local-last", ("joint_local_last", "local joint_local_last", "sync")),
             ("ACCUM-05", "threads", ("sync_in_thread", "local_in_thread sync_in_thread", "local_in_thread sync")),
             ("ACCUM-06", "exception", ("after_exception", "local after_exception", "sync")),
             ("ACCUM-11", "empty", ("after_empty", "local after_empty after_empty", "sync")),

@@ -60,6 +60,15 @@ def CopiesArguments(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any
 
 
 @replaces(TorchDDP, "forward")
+def CopiesConstants(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: outputs without a gradient are returned as new tensors."""
+    return tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) and not leaf.requires_grad else leaf,
+        forward(*inputs, **kwargs),
+    )
+
+
+@replaces(TorchDDP, "forward")
 def FlattensNamedTuples(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: forward returns a plain tuple in place of a named one."""
     output = forward(*inputs, **kwargs)
