@@ -17,7 +17,7 @@ from conformance.observation import IMPORT
 from conformance.recorder.flight_record import FlightRecord, LastSeen
 from conformance.tests.clock import Clock
 from conformance.waiting import kept_waiting, machine_time, processors
-from conformance.waiting.kept_waiting import KeptWaiting, process_seconds, seconds_of
+from conformance.waiting.kept_waiting import KeptWaiting, Stopwatch, process_seconds, seconds_of
 from conformance.waiting.processors import Processors
 from conformance.workers import deadline as deadline_module
 from conformance.workers.deadline import Deadline
@@ -142,6 +142,15 @@ def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
     monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
     assert KeptWaiting([1], but=[1]).seconds == 2.0
+
+
+def test_a_stopwatch_stands_still_while_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [{"1": (0, 0)}, {"1": (0, 3_000_000_000)}]
+    moments = iter((10.0, 14.5))
+    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
+    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
+    monkeypatch.setattr(kept_waiting, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    assert Stopwatch().seconds == 1.5
 
 
 def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
