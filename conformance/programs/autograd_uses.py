@@ -169,7 +169,7 @@ class _Marked(torch.autograd.Function):
 
 
 def _create_graph(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
-    """Return as fact `kept` how many graphs of earlier steps are alive, though their gradients and losses are gone."""
+    """Return as fact `kept` how many graphs of earlier steps live, which have no gradient and no loss any more."""
     marks = vars(model).setdefault("marks", [])
     gc.collect()  # a gradient with a graph and its parameter hold each other, in torch as well
     kept = sum(mark() is not None for mark in marks)

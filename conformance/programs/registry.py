@@ -49,8 +49,8 @@ class Program:
     `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
     maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
     for the first, and for no other. All other facts speak for every requirement that the scenario tests. A program
-    `without_ddp` wraps nothing: it is about the backend. One that `misuses` it passes arguments that may make it write
-    where it must not: ranks run nothing after that.
+    `without_ddp` wraps nothing: it is about the backend. One with `misuses` passes the backend wrong arguments, with
+    which it may overwrite memory: its ranks run no further scenario.
     """
 
     name: str

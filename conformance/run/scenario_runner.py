@@ -177,7 +177,7 @@ class ScenarioRunner:
     async def _report(self, case: _Case, tried: _Tried, confirmed: Confirmed) -> Outcome:
         self._on_observed(case.scenario, confirmed.attempt.observations)
         excuse = self._excuses(case.scenario, confirmed.result)
-        if confirmed.result.verdict.is_failure or confirmed.contaminated_by or case.program.misuses:
+        if confirmed.result.verdict.is_failure or confirmed.contaminated_by:
             async with self._in_turn:
                 self._doubt(case, case.scenario)
         result = excuse.new_first(confirmed.result) if excuse is not None else confirmed.result

@@ -429,5 +429,5 @@ def test_without_a_ddp_each_wrong_fact_has_a_word_that_is_the_same_for_other_val
     assert unlike.likeness.split()[0] != one.likeness.split()[0]
     assert unlike.likeness.split()[1] == one.likeness.split()[1]
     raised = "raised RuntimeError: outputs do not fit"
-    assert judged(f"{raised} (/acme/group.py:31, in reduce)").likeness == judged(raised).likeness
+    assert judged(f"{raised} (/the acme/group.py:31, in <lambda>)").likeness == judged(raised).likeness
     assert judged("it is late", without_ddp=False).wrong == ()

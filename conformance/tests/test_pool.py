@@ -161,6 +161,13 @@ def test_ranks_in_doubt_run_nothing_more(controller: Controller) -> None:
     assert all_end(first, 5.0)
 
 
+def test_ranks_run_nothing_more_after_wrong_arguments(controller: Controller) -> None:
+    """A refusal of gloo's comes when memory is overwritten, and its ranks return as if nothing had happened."""
+    misused = pids(run(controller, scenario("misuse")))
+    assert not {*misused} & {*pids(run(controller, scenario("idle")))}
+    assert all_end(misused, 5.0)
+
+
 def test_fresh_ranks_leave_those_that_are_warm(controller: Controller) -> None:
     first = pids(run(controller, scenario("idle")))
     fresh = pids(controller.run(scenario("idle"), TORCH, fresh=True))

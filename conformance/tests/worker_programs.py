@@ -23,6 +23,11 @@ def idle(ctx: RankContext) -> None:
     ctx.observe("pid", os.getpid())
 
 
+@program_without_truth("workers/misuse", misuses=True)
+def misuse(ctx: RankContext) -> None:
+    ctx.observe("pid", os.getpid())
+
+
 @program_without_truth("workers/step")
 def step(ctx: RankContext) -> None:
     """Train as the schedule says, without an optimizer."""

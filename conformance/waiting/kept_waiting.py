@@ -69,15 +69,16 @@ class KeptWaiting:
 
 
 class Stopwatch:
-    """Measures how long this process takes, less the longest wait of its threads for a processor, or for memory."""
+    """Measures elapsed time, less the longest wait of one thread of this process for a processor, or for memory."""
 
     def __init__(self) -> None:
         self._began, self._kept_waiting = time.monotonic(), KeptWaiting([os.getpid()])
 
     @property
     def seconds(self) -> float:
-        """The seconds since the beginning that this process could use."""
-        return time.monotonic() - self._began - self._kept_waiting.seconds
+        """The seconds since the beginning that this process could use; a wait counts when it ends."""
+        kept_s = self._kept_waiting.seconds
+        return max(0.0, time.monotonic() - self._began - kept_s)
 
 
 def process_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:

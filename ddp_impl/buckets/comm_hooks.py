@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import CellType
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
         signature = inspect.signature(hook)
     except ValueError:  # built in C: nothing can be known
         return BoundHook(lambda bucket: hook(state, bucket))
-    if _waits_in_callbacks(hook):
+    if _waits_in_callbacks(hook, state):
         hook = _OneBucketAtATime(hook)
     try:
         bound = signature.bind(state, None)
@@ -94,12 +93,30 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
     return BoundHook(lambda bucket: hook(state, bucket))
 
 
-def _waits_in_callbacks(hook: Any) -> bool:
-    """Whether `hook` is one of torch's PowerSGD hooks, or what a wrapper of torch's makes of it."""
-    hook = hook.func if isinstance(hook, functools.partial) else hook
-    cells = (hook.__closure__ or ()) if inspect.isfunction(hook) else ()
-    inner = [cell.cell_contents for cell in cells if cell != CellType()]  # a variable may get its value later
-    return any(inspect.isfunction(one) and one.__module__ == _WAITS_IN_CALLBACKS for one in (hook, *inner))
+def _waits_in_callbacks(*given: Any) -> bool:
+    """Whether torch's PowerSGD is among a hook and its state, or within the functions that they wrap."""
+    seen, waiting = set[int](), list(given)
+    while waiting:
+        one = waiting.pop()
+        is_function = inspect.isfunction(one)
+        if (one if is_function else type(one)).__module__ == _WAITS_IN_CALLBACKS:
+            return True
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if is_function:
+            waiting += _closed_over(one)
+        elif isinstance(one, functools.partial):
+            waiting += [one.func, *one.args]
+        elif inspect.ismethod(one):
+            waiting.append(one.__func__)
+    return False
+
+
+def _closed_over(function: Any) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable may get its value later
+            yield cell.cell_contents
 
 
 class _OneBucketAtATime:

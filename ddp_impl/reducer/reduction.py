@@ -106,15 +106,18 @@ class Reduction:
     def launch_uncertain_after_backward(self, certain: Sequence[bool]) -> None:
         """Hold back the buckets whose gradients are not all `certain`; with a comm hook, all behind the first one.
 
-        Where those may all be skipped, the one before them, too: then the hook must learn that it is the last one.
+        If all of those may be skipped, hold back the one before them, too: the hook must learn that it is the last one.
         """
         uncertain = {index for index, is_certain in enumerate(certain) if not is_certain}
         late = set[int]()
         if uncertain:
             late.update(bucket.index for bucket in self.buckets if not bucket.indices.isdisjoint(uncertain))
         if self.comm_hook is not None and late:
-            first = min(late) - self.options.skip_all_reduce_unused_params
-            late = set(range(max(0, first), len(self.buckets)))
+            first = min(late)
+            may_skip = self.options.skip_all_reduce_unused_params and self.ranks_may_differ
+            if may_skip and all(bucket.indices <= uncertain for bucket in self.buckets[first:]):
+                first = max(0, first - 1)
+            late = set(range(first, len(self.buckets)))
         self.iteration.launch_after_backward(late)
 
     def launch_all_after_backward(self) -> None:

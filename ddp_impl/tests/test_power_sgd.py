@@ -9,14 +9,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import run_ranks
 
-HOOKS: dict[str, Any] = {"plain": powerSGD_hook, "fp16": fp16_compress_wrapper(powerSGD_hook)}
+
+def called_by_users(state: PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
+    return powerSGD_hook(state, bucket)
+
+
+HOOKS: dict[str, Any] = {
+    "plain": powerSGD_hook,
+    "fp16": fp16_compress_wrapper(powerSGD_hook),
+    "nested": bf16_compress_wrapper(fp16_compress_wrapper(partial(powerSGD_hook))),
+    "by its state": called_by_users,
+}
 
 
 def train(rank: int, name: str) -> None:

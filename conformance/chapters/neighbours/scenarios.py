@@ -128,8 +128,9 @@ def _unused_beside_wrappers() -> Iterator[Scenario]:
 def _joined_later() -> Iterator[Scenario]:
     """Yield wrappers made when another one has trained: beside it, or of a layer that the other one has, too."""
     joined, backwards = arguments(joins=2, num_steps=5), each("backward", ("once", "reversed"))
-    for layout, requirement in (("side_by_side", "NEIGH-03"), ("separate", "NEIGH-03"), ("shared", "NEIGH-04")):
+    for layout in ("side_by_side", "separate", "shared"):
         slug, worlds = f"{dashed(layout)}-joined", (2, 3) if layout == "shared" else (2,)
+        requirement = "NEIGH-04" if layout == "shared" else "NEIGH-01"
         for kind in (_PLAIN, _FIND, _STATIC):
             unused = each("unused", ("none", "crosswise") if kind is _FIND else ("none",))
             given = arguments(layout=layout)

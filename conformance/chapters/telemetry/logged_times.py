@@ -167,7 +167,11 @@ def _logged_times(scenario: Scenario) -> Mapping[int, Facts]:
     return dict.fromkeys(range(scenario.world_size), facts)
 
 
-@program("sampled_times", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+@program(
+    "sampled_times",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    speaks_for={"averages": ("TELE-07",), "iterations": ("TELE-08",), "changed_alone": ("TELE-08",)},
+)
 def sampled_times(ctx: RankContext) -> None:
     """Train 16 steps with the sample rate of argument `rate` (torch's own if 0).
 

@@ -29,9 +29,9 @@ from conformance.waiting.kept_waiting import Stopwatch
 
 #: What happens to the last rank: the kind of a fault, which strikes in the phase of this name; it leaves by itself.
 FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
-#: The timeout of the group that loses a rank; one that is clearly longer than an immediate error; how much later than
-#: the timeout an error may be raised; and the share of the timeout after which it alone may have told.
-TIMEOUT_S, _FAR_TIMEOUT_S, _LATE_S, _NEARLY = 0.5, 8.0, 4.0, 0.9
+#: The timeout of the group that loses a rank; one that is clearly longer than an immediate error, and when that is no
+#: longer immediate; and how much later than the timeout an error may be raised.
+TIMEOUT_S, FAR_TIMEOUT_S, _AT_ONCE_S, _LATE_S = 0.5, 20.0, 10.0, 4.0
 _LONG = timedelta(seconds=100)
 #: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
 _HEAD_START = timedelta(seconds=1)
@@ -83,7 +83,7 @@ class _Peers:
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx, self._fate = ctx, str(ctx.arguments["fate"])
-        self._timeout_s = _FAR_TIMEOUT_S if ctx.arguments.get("at_once") else TIMEOUT_S
+        self._timeout_s = FAR_TIMEOUT_S if ctx.arguments.get("at_once") else TIMEOUT_S
         self._patience = timedelta(seconds=self._timeout_s + _LATE_S + 1)
         self.everybody = range(ctx.world_size)
         self._last = ctx.world_size - 1
@@ -169,7 +169,7 @@ class _Peers:
             return f"raised {text}, although the rank came within the timeout"
         if not str(error):
             return f"raised {type(error).__name__} without a word"
-        if self._ctx.arguments.get("at_once") and took_s > _NEARLY * self._timeout_s:
+        if self._ctx.arguments.get("at_once") and took_s > _AT_ONCE_S:
             return f"raised after {took_s:.1f} s, as if the timeout alone told that rank {self._last} is dead: {text}"
         if took_s > self._timeout_s + _LATE_S:
             return f"raised after {took_s:.1f} s, and the group's timeout is {self._timeout_s:g} s: {text}"

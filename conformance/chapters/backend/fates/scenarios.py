@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.chapters.backend.fates.lost_peers import FATES
+from conformance.chapters.backend.fates.lost_peers import FAR_TIMEOUT_S, FATES
 from conformance.chapters.backend.in_backend import BackendGrid, tensors_by_turns
 from conformance.chapters.variants import dashed, fields
 from conformance.programs.operations.description import CALLED
@@ -68,5 +68,5 @@ def _of(
         needs=tuple(filter(None, needs)),
         also=() if fate == "late" else ("FATE-06", "FATE-07"),
         faults=(Fault(FATES[fate], last, at=fate),) if FATES[fate] else (),
-        deadline_s=_DEADLINE_S,
+        deadline_s=_DEADLINE_S + (FAR_TIMEOUT_S if at_once else 0.0),
     )
