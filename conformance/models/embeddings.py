@@ -51,10 +51,17 @@ def _users_loss(model: nn.Module, batch: Batch) -> Tensor:
     return squared_error(model(batch.integers(ROWS, 12), None), batch.normal(12, 4))
 
 
+def _by_turns_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Use the table of items on every second rank, on the others in the next step."""
+    items = batch.integers(ROWS, 12) if (batch.rank + batch.step) % 2 else None
+    return squared_error(model(batch.integers(ROWS, 12), items), batch.normal(12, 4))
+
+
 _SPARSE = partial(Recommender, sparse=True)
 FIXTURES = (
     ModelFixture("embedding", partial(Recommender, sparse=False), _both_loss),
     ModelFixture("sparse_embedding", _SPARSE, _both_loss, sparse=True),
+    ModelFixture("sparse_by_turns", _SPARSE, _by_turns_loss, sparse=True, has_unused=True),
     ModelFixture("sparse_bags", Bags, _both_loss, sparse=True),
     ModelFixture("sparse_embedding_unused", _SPARSE, _users_loss, sparse=True, has_unused=True),
 )

@@ -84,14 +84,31 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 def normalised_training(ctx: RankContext) -> None:
     """Train, and then evaluate, through the SyncBatchNorm of the DDP's package with the arguments in `norm`.
 
-    Rank r has r rows more than rank 0. Observes outputs, gradients and the layer's buffers. Does not apply where
+    With `converted` the layer is made by `convert_sync_batchnorm` of torch's, which has run and is in the mode of that
+    name, "training" or "evaluating". Rank r has r rows more than rank 0. Observes outputs, gradients, the layer's
+    buffers, and of a converted module `training`, the mode of each of its modules. Does not apply where
     `penalised_norm` does not. All ranks run it.
     """
-    module = _module(_offered(ctx, **ctx.arguments["norm"]), ctx.scenario).to(ctx.device)
+    offered: Any = _offered(ctx, **ctx.arguments["norm"])
+    if "converted" in ctx.arguments:
+        converted = type(offered).convert_sync_batchnorm(_used(ctx.scenario), ctx.process_group)
+        ctx.observe("training", [one.training for one in converted.modules()])
+        module = converted.train().to(ctx.device)
+    else:
+        module = _module(offered, ctx.scenario).to(ctx.device)
     batches = [[each.to(ctx.device) for each in _batch(ctx.rank, step)] for step in range(_STEPS)]
     for name, value in _train(ctx.wrap(module), module, batches).items():
         ctx.observe(name, value)
     ctx.observe("evaluated", module.eval()(batches[0][0]).detach())
+
+
+def _used(scenario: Scenario) -> nn.Module:
+    """Return a module with torch's layer, which has run and is in the mode of argument `converted`, if there is one."""
+    module = _module(nn.BatchNorm1d(_WIDTH, **scenario.arguments["norm"]), scenario)
+    if "converted" in scenario.arguments:
+        module(_data(0, "rows of before"))
+        module.get_submodule("1").train(scenario.arguments["converted"] == "training")
+    return module
 
 
 def _batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -112,15 +129,17 @@ def _train(model: nn.Module, module: nn.Module, batches: Any) -> dict[str, Tenso
 @normalised_training.expects
 def _expected_of_training(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
-    module = _module(nn.BatchNorm1d(_WIDTH, **scenario.arguments["norm"]), scenario)
     with single_threaded():
+        module = _used(scenario)
+        modes = {"training": [one.training for one in module.modules()]} if "converted" in scenario.arguments else {}
+        module.train()
         whole = _train(
             module,
             module,
             [map(torch.cat, zip(*[_batch(rank, step) for rank in ranks], strict=True)) for step in range(_STEPS)],
         )
         evaluated = [module.eval()(_batch(rank, 0)[0]).detach() for rank in ranks]
-    facts: dict[int, dict[str, Any]] = {rank: {"evaluated": _near(evaluated[rank])} for rank in ranks}
+    facts: dict[int, dict[str, Any]] = {rank: {"evaluated": _near(evaluated[rank]), **modes} for rank in ranks}
     for name, value in whole.items():
         parts = value.split([_ROWS + rank for rank in ranks]) if name.endswith("output") else [value] * len(ranks)
         for rank in ranks:

@@ -67,6 +67,8 @@ def _more_from_users() -> Iterator[Scenario]:
         )
     ]
     yield from _grid("COMPAT-16", "", "normalised_training", (2, 3), norms, ENDS_SOON)
+    converted = each("converted", ("training", "evaluating"))
+    yield from _grid("COMPAT-16", "", "normalised_training", 2, converted, (norms[0], *norms[-2:]), ENDS_SOON)
     yield from _grid("COMPAT-09", "buffer-elsewhere", "misplaced_buffer", 2, _VARIANTS)
     bare = arguments("bare-group", bare_group=True) | fields(recorded=False)
     yield from _grid("COMPAT-10", "", training, 2, bare, _MORE_RANKS, ENDS_SOON)

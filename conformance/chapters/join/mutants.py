@@ -209,3 +209,17 @@ def ClearsJoinedGradients(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -> Any:
 
     hook.main_hook = clear
     return hook
+
+
+@replaces(Ours, "join_hook")
+def CopiesBuffersBehindLocalForwards(ddp: Ours, join_hook: Call, **kwargs: Any) -> Any:
+    """BUG: a rank without data copies buffers before each forward, also behind one under no_sync."""
+    hook = join_hook(**kwargs)
+    main_hook = hook.main_hook
+
+    def main() -> None:
+        main_hook()
+        ddp.require_forward_param_sync = True
+
+    hook.main_hook = main
+    return hook

@@ -16,6 +16,7 @@ from conformance.chapters.variants import (
     capped,
     dashed,
     each,
+    fields,
     model,
     options,
 )
@@ -94,6 +95,7 @@ def _features() -> Iterator[Scenario]:
     for distributions in UNEVEN.values():
         for inputs in distributions[:3]:
             yield from _train("JOIN-11", "mlp", "mlp", tuple(count + 2 for count in inputs), by_two)
+            yield from _train("JOIN-11", "buffers", "batchnorm_mlp", tuple(count + 2 for count in inputs), by_two)
             yield from _train("JOIN-15", "small-buckets", "many_small_layers", inputs, _SMALL)
             yield from _train("JOIN-12", "moe", "moe", inputs)
             yield from _train("JOIN-12", "rank-branch", "rank_branch", inputs)
@@ -117,6 +119,8 @@ def _features() -> Iterator[Scenario]:
         yield from _train("JOIN-16", "buckets", "many_small_layers", distributions[2], hook, _SMALL)
         for name in ("mixed_dtypes", "complex", "sparse_embedding"):
             yield from _train("JOIN-17", dashed(name), name, distributions[1])
+        double = fields(dtype="float64")
+        yield from _train("JOIN-17", "sparse-double", "sparse_embedding", distributions[1], double)
 
 
 def _company() -> Iterator[Scenario]:

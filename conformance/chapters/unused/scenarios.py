@@ -21,6 +21,7 @@ from conformance.chapters.variants import (
     capped,
     dashed,
     each,
+    fields,
     model,
     models,
 )
@@ -108,8 +109,11 @@ def _models() -> Iterator[Scenario]:
         ("UNUSED-04", "two_heads"),
         ("UNUSED-03", "unused"),
         ("UNUSED-06", "sparse_embedding_unused"),
+        ("UNUSED-02", "sparse_by_turns"),
     ):
         yield from _grid(requirement, "", "train", (2, 3), model(name), ways, ENDS_SOON, schedule=schedule)
+    tables, double = model("sparse_by_turns"), fields("float64", dtype="float64")
+    yield from _grid("UNUSED-02", "", "train", 2, tables, double, ways, ENDS_SOON, schedule=schedule)
     used = models("mlp", "cnn", "gpt", "lstm", "mixed_dtypes", "sparse_embedding", "nested", "dataclass_output")
     yield from _grid("UNUSED-11", "", "train", (2, 3), used, schedule=schedule)
     for requirement, use in (
