@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from conformance.errors import instance
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Raised, Unmeasured
 from conformance.programs import RankContext, program, rank_step
@@ -43,6 +46,10 @@ class Switched(nn.Module):
             else:
                 outputs.append(branch(inputs).sum())
         return outputs
+
+
+#: How long ranks wait for one that misses a gradient which they have.
+_TIMEOUT = timedelta(seconds=3)
 
 
 def _uses(scenario: Scenario, rank: int) -> list[list[str]]:
@@ -96,22 +103,34 @@ def _is_some_of(got: int, num_elements: int) -> bool:
 def forgotten_parameter(ctx: RankContext) -> None:
     """Train two steps in which branch c gets no gradient, without `find_unused_parameters`.
 
-    Argument `uses` selects the branches of forward; with `partial_loss` the last output is not in the loss. Observes
-    `answer`, the exception that the DDP raises, and `advises`, whether that mentions the option if the subject has it.
-    A DDP without the option may always find unused parameters: if it raises nothing, `answer` is the gradients of the
-    last step. All ranks run it.
+    Argument `uses` selects the branches of forward, a text or one for each rank, taken in turn: ranks that miss none
+    wait in vain, in a group that gives up after `_TIMEOUT`. With `partial_loss` the last output is not in the loss.
+    Observes `answer`, the exception that the DDP raises, and `advises`, whether that mentions the option if the
+    subject has it. A DDP without the option may always find unused parameters: if it raises nothing, `answer` is
+    the gradients of the last step. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
-    model = ctx.wrap(module)
+    given = ctx.arguments["uses"]
+    by_rank, group = not isinstance(given, str), ctx.process_group
+    if by_rank and ctx.device.type != "cpu":
+        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
+    if by_rank:
+        group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
+    model = ctx.wrap(module, process_group=group)
+    uses = (given[ctx.rank % len(given)] if by_rank else given).split()
     with ctx.catching("raised"):
         for index in range(2):
             module.zero_grad()
             turn = rank_step(ctx, index)
-            outputs = turn.forward(model, turn.inputs(4, 3), ctx.arguments["uses"].split())
+            outputs = turn.forward(model, turn.inputs(4, 3), uses)
             turn.backward(turn.loss(torch.stack(outputs[:-1] if ctx.arguments.get("partial_loss") else outputs)))
+    if by_rank:
+        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
+        dist.destroy_process_group(group)
     error: Raised | None = ctx.facts.pop("raised")
     has_option = ctx.takes(_OPTION)
-    ctx.observe("advises", error is None or not has_option or _OPTION in error.message, must=True)
+    misses = "c" not in uses or bool(ctx.arguments.get("partial_loss"))
+    ctx.observe("advises", not misses or error is None or not has_option or _OPTION in error.message, must=True)
     after = gradients("after", module)
     forgotten = [(name, index) for index, (name, _) in enumerate(module.named_parameters()) if name.startswith("c.")]
     answer = error if error is not None or has_option else after

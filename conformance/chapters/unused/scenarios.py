@@ -80,6 +80,8 @@ def _errors() -> Iterator[Scenario]:
         arguments("never-used", uses="a b d"),
         arguments("detached", uses="a b c! d"),
         arguments("not-in-loss", uses="a b d c", partial_loss=True),
+        arguments("on-odd-ranks", uses=["a b c d", "a b d"]),
+        arguments("on-even-ranks", uses=["a b d", "a b c d"]),
     )
     for world_size in (2, 3):
         ways = (PLAIN, VIEW)
