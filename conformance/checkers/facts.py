@@ -130,13 +130,16 @@ def mistake_of(wrong: list[WrongFact]) -> str:
 
 
 def ways_of(wrong: Iterable[WrongFact]) -> dict[str, str]:
-    """Return a sentence about each wrong fact, by six digits that do not depend on values and addresses."""
+    """Return a sentence about each wrong fact, by six digits that depend on no value, no address, and no rank.
+
+    Which ranks see a mistake may be chance: on one of them an operation was done in time.
+    """
     by_name: dict[str, list[WrongFact]] = {}
     for fact in wrong:
         by_name.setdefault(fact.name, []).append(fact)
     ways = {}
     for name, facts in by_name.items():
-        clauses = sorted(f"{fact.rank} {name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in facts)
+        clauses = sorted({f"{name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in facts})
         digits = hashlib.sha256("\n".join(clauses).encode("utf-8", "replace")).hexdigest()[:6]
         ways[digits] = shorten(summarise(facts), _OF_SENTENCES)
     return ways
