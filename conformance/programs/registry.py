@@ -120,6 +120,11 @@ def preloads_of(scenarios: Iterable[Scenario]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for name in names for module in get_program(name).preload))
 
 
+def misuses(name: str) -> bool:
+    """Whether the program called `name` has `misuses`; False for one that this process has not imported."""
+    return name in _PROGRAMS and _PROGRAMS[name].misuses
+
+
 def get_program(name: str) -> Program:
     """Return the program called `name`; raises `ScenarioError`, which suggests similar names.
 

@@ -20,7 +20,7 @@ from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Facts, Observation, remembered
 from conformance.programs import replica
-from conformance.programs.registry import get_program
+from conformance.programs.registry import misuses
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
@@ -216,7 +216,7 @@ class AttachedController:
                     nursery.start_soon(self._follow, agent, order)
         finally:  # also when interrupted
             ready = len(order.ready) == len(chosen) and all(order.ready)
-            spoilt = get_program(scenario.program).misuses
+            spoilt = misuses(scenario.program)
             if ready and not spoilt and nothing_left_behind(order.observations, scenario.recorded):
                 self._pools[key] = pool, remembered(after, scenario.id)
             else:

@@ -13,7 +13,7 @@ from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Facts, Observation
 from conformance.programs import replica
-from conformance.programs.registry import get_program
+from conformance.programs.registry import misuses
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.waiting import loop
@@ -101,7 +101,7 @@ class Controller:
             if fresh:  # who asks for new ranks will again
                 self._fork_ahead(key[1])
             observations = failed or await pool.finish()
-            if get_program(scenario.program).misuses:
+            if misuses(scenario.program):
                 pool.retire()
         finally:  # also where it is cancelled: a late answer must not count as the next scenario's
             self._give_back(key, pool)
