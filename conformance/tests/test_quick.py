@@ -77,7 +77,7 @@ def test_the_stored_kills_are_of_the_mutants_and_scenarios_that_there_are(profil
 def test_most_mutants_are_known_to_be_killed() -> None:
     kills = load_kills()
     assert num_killed(QUICK, kills) >= 0.7 * len(kills)
-    assert len(QUICK) <= 420  # at a quarter of a second of a processor each, and two of them: a minute
+    assert len(QUICK) <= 440  # at a quarter of a second of a processor each, and two of them: a minute
 
 
 def test_quick_says_what_it_is_worth() -> None:
