@@ -18,7 +18,7 @@ from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import run_ranks
 
 
-def called_by_users(state: PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
+def called_by_users(state: PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     return powerSGD_hook(state, bucket)
 
 

@@ -237,13 +237,14 @@ def _postponed(respond: _Respond) -> Any:
 
 def _closed_over_later(respond: _Respond) -> Any:
     """Return a hook that closes over a variable without a value until it is called."""
+    index = 0
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         nonlocal index
         index = bucket.index()
         return respond(state, bucket)
 
-    index: int
+    del index
     return hook
 
 
