@@ -153,29 +153,13 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
 
-class _Mark:
-    """Stands for a graph: alive as long as the graph of the step in which `_Marked` was applied to it."""
-
-
-class _Marked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, mark: _Mark) -> Tensor:
-        ctx.mark = mark
-        return rows.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * 1, None
-
-
 def _create_graph(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     """Return as fact `kept` how many graphs of earlier steps live, which have no gradient and no loss any more."""
-    marks = vars(model).setdefault("marks", [])
+    inputs = vars(model).setdefault("inputs_of_steps", [])
     gc.collect()  # a gradient with a graph and its parameter hold each other, in torch as well
-    kept = sum(mark() is not None for mark in marks)
-    mark = _Mark()
-    marks.append(weakref.ref(mark))
-    rows = _Marked.apply(turn.inputs(5, WIDTH).requires_grad_(), mark)
+    kept = sum(one() is not None for one in inputs)
+    rows = turn.inputs(5, WIDTH).requires_grad_()  # the graph of a gradient holds them, and nothing else does
+    inputs.append(weakref.ref(rows))
     loss = turn.loss(turn.forward(model, rows))
     with warnings.catch_warnings():
         # A DDP should warn that the averaged gradients cannot be differentiated again; autograd warns of cycles.

@@ -38,14 +38,12 @@ class _Drifting(nn.Module):
         self.replaces = replaces
         self.num_forwards = 0
         self.seen: dict[str, Tensor] = {}
-        self.names: Sequence[str] = ()
-        self.later = names
+        self.names = names
         if not registers_later:
             self.register()
 
     def register(self, device: torch.device | None = None) -> None:
         """Register the buffers, each with a value of this rank's own."""
-        self.names = self.later
         for name in self.names:
             value = stored_value(name, self.rank, "start").to(device)
             self._owner(name).register_buffer(name, value, persistent=name != "hidden")
@@ -55,7 +53,8 @@ class _Drifting(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
-        for name in self.names:
+        for path in self.seen:
+            name = path.rpartition(".")[2]
             value = stored_value(name, self.rank, self.num_forwards).to(inputs.device)
             if self.replaces:
                 setattr(self._owner(name), name, value)

@@ -132,7 +132,8 @@ def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int
         for part, is_local in enumerate((True, False) if kind == "joint_local_first" else (False, True)):
             with ctx.no_sync(model) if is_local else contextlib.nullcontext():
                 losses.append(_forward(model, own_step, micro + 10 * part, branches))
-                inside += [_synchronises(model)] * is_local
+                if is_local:
+                    inside.append(_synchronises(model))
         own_step.backward(sum(losses[1:], losses[0]))
     elif kind == "after_inner":
         with ctx.no_sync(model):
