@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance.errors import certain, present
+from conformance.errors import certain, instance, present
 from conformance.observation import ENDINGS, PLAIN, Raised, Unmeasured
 from conformance.truth.baton import DesertedError
 
@@ -119,6 +119,21 @@ class RankContext:
     def unconnected_group(self, timeout: timedelta) -> dist.ProcessGroup:
         """Return a group of the backend that torch has no record of; it connects in its `reconfigure`. Local."""
         return present(self._unconnected)(self.rank, self.world_size, timeout)
+
+    @contextlib.contextmanager
+    def group_with_timeout(self, timeout: timedelta) -> Iterator[dist.ProcessGroup]:
+        """Make a group of all ranks in which a wait raises after `timeout`; all must call it, and end it together.
+
+        Unsupported on an accelerator, where a wait does not raise on the host.
+        """
+        if self.device.type != "cpu":
+            self.unsupported("a wait for an accelerator's collective does not raise on the host")
+        group = instance(dist.new_group(timeout=timeout), dist.ProcessGroup)
+        try:
+            yield group
+        finally:
+            dist.barrier(group=self.process_group)  # no rank leaves before all have failed
+            dist.destroy_process_group(group)
 
     def finalize_by_hand(self, model: Any) -> None:
         """Leave the finalization of backwards to `finalize_backward()`; unsupported for a DDP without that method."""

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance.errors import instance
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Raised, Unmeasured
 from conformance.programs import RankContext, program, rank_step
@@ -111,22 +110,17 @@ def forgotten_parameter(ctx: RankContext) -> None:
     """
     module = _build(ctx.scenario).to(ctx.device)
     given = ctx.arguments["uses"]
-    by_rank, group = not isinstance(given, str), ctx.process_group
-    if by_rank and ctx.device.type != "cpu":
-        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
-    if by_rank:
-        group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
-    model = ctx.wrap(module, process_group=group)
+    by_rank = not isinstance(given, str)
     uses = (given[ctx.rank % len(given)] if by_rank else given).split()
-    with ctx.catching("raised"):
-        for index in range(2):
-            module.zero_grad()
-            turn = rank_step(ctx, index)
-            outputs = turn.forward(model, turn.inputs(4, 3), uses)
-            turn.backward(turn.loss(torch.stack(outputs[:-1] if ctx.arguments.get("partial_loss") else outputs)))
-    if by_rank:
-        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
-        dist.destroy_process_group(group)
+    own_group = ctx.group_with_timeout(_TIMEOUT) if by_rank else nullcontext(ctx.process_group)
+    with own_group as group:
+        model = ctx.wrap(module, process_group=group)
+        with ctx.catching("raised"):
+            for index in range(2):
+                module.zero_grad()
+                turn = rank_step(ctx, index)
+                outputs = turn.forward(model, turn.inputs(4, 3), uses)
+                turn.backward(turn.loss(torch.stack(outputs[:-1] if ctx.arguments.get("partial_loss") else outputs)))
     error: Raised | None = ctx.facts.pop("raised")
     has_option = ctx.takes(_OPTION)
     misses = "c" not in uses or bool(ctx.arguments.get("partial_loss"))

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from conformance.chapters.backend.crossed.scenarios import CELLS
 from conformance.programs.held import resident_bytes
+from conformance.programs.operations.arithmetic import misrounded
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
 from conformance.programs.operations.data import (
     ALL,
@@ -24,6 +26,7 @@ from conformance.programs.operations.data import (
     extremes,
     numbers,
     reduced,
+    roundings,
     sentinel,
 )
 from conformance.programs.operations.description import CALLED, OPERATIONS, SUMMED, Block, Operation, Place
@@ -53,15 +56,15 @@ OF_MANY_RANKS = {"SUM": (*FLOATS, *INTEGERS), "MAX": (*FLOATS, *INTEGERS), "AVG"
 @pytest.mark.parametrize(
     ("op", "factor"), [*((op, 4.0) for op in REDUCTIONS), ("PREMUL_SUM", 0.5), ("PREMUL_SUM", -3.0)]
 )
-@pytest.mark.parametrize("data", ["numbers", "extremes"])
+@pytest.mark.parametrize("data", ["numbers", "extremes", "roundings"])
 @pytest.mark.parametrize("size", [4, MOST_RANKS, 60])
-def test_reductions_are_exact_whatever_the_order(size: int, data: str, dtype: str, op: str, factor: float) -> None:
+def test_reductions_are_the_same_in_every_order(size: int, data: str, dtype: str, op: str, factor: float) -> None:
     """Otherwise a backend that adds up in another order would be called wrong."""
     if not Cell("all_reduce", dtype, op, data=data).is_possible or (
-        size > MOST_RANKS and (data == "extremes" or dtype not in OF_MANY_RANKS.get(op, ()))
+        size > MOST_RANKS and (data != "numbers" or dtype not in OF_MANY_RANKS.get(op, ()))
     ):
         return
-    make = extremes if data == "extremes" else numbers
+    make = {"numbers": numbers, "extremes": extremes, "roundings": roundings}[data]
     parts = [make(dtype, op, 64, source=rank, target=ALL, turn=0, size=size) for rank in range(size)]
     expected = reduced(parts, op, factor)
     for order in ([*range(size)], [*reversed(range(size))], [3, 1, 0, 2, *range(size - 1, 3, -1)]):
@@ -77,6 +80,26 @@ def test_reductions_are_exact_whatever_the_order(size: int, data: str, dtype: st
             else:
                 total = {"BAND": total & part, "BOR": total | part, "BXOR": total ^ part}[op]
         assert bool(equal_values(expected, total / size if op == "AVG" else total).all())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("op", "done"), [("SUM", Fraction.__add__), ("PRODUCT", Fraction.__mul__)])
+def test_roundings_err_both_ways_as_often(dtype: str, op: str, done: Callable[[Fraction, Fraction], Fraction]) -> None:
+    parts = [roundings(dtype, op, 1000, source=rank, target=ALL, turn=1, size=2) for rank in range(2)]
+    exact = [done(*map(Fraction, pair)) for pair in zip(*(part.tolist() for part in parts), strict=True)]
+    found = reduced(parts, op).tolist()
+    for is_on_side in (Fraction.__lt__, Fraction.__gt__):
+        assert sum(map(is_on_side, map(Fraction, found), exact)) > 400
+
+
+def test_each_wrong_rounding_has_its_words() -> None:
+    parts = [roundings("bfloat16", "SUM", 1000, source=rank, target=ALL, turn=1, size=2) for rank in range(2)]
+    exact = sum(part.float() for part in parts)
+    words = torch.as_tensor(exact).view(torch.int32)
+    for added, way in ((0, "towards zero"), (0xFFFF, "away from zero"), (0x8000, "halves away from zero")):
+        got = (words + added & ~0xFFFF).view(torch.float32).bfloat16()
+        assert misrounded("SUM", parts, got).endswith(way)
+    assert not misrounded("SUM", parts, reduced(parts, "SUM") * 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])

@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance.errors import instance
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step, truth_of
@@ -67,22 +65,18 @@ def lone_change(ctx: RankContext) -> None:
 
     `starts_with`: the buffers before. Observes `raised`, what the second step raised. All ranks run it.
     """
-    if ctx.device.type != "cpu":
-        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
     module = with_integer_weights(nn.Linear(3, 2), ctx.scenario.seed).to(ctx.device)
     for name in ctx.arguments["starts_with"]:
         module.register_buffer(name, torch.full((2,), float(ctx.rank), device=ctx.device))
     is_odd = ctx.rank == ctx.arguments["odd"]
-    group = instance(dist.new_group(timeout=_TIMEOUT if is_odd else _OTHERS_WAIT), dist.ProcessGroup)
-    model = ctx.wrap(module, process_group=group)
-    for step in range(2):
-        turn = rank_step(ctx, step)
-        with ctx.catching(f"raised{step}"):
-            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-        if step == 0 and is_odd:
-            module.register_buffer("mean", CHANGES[ctx.arguments["change"]]())
-    dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
-    dist.destroy_process_group(group)
+    with ctx.group_with_timeout(_TIMEOUT if is_odd else _OTHERS_WAIT) as group:
+        model = ctx.wrap(module, process_group=group)
+        for step in range(2):
+            turn = rank_step(ctx, step)
+            with ctx.catching(f"raised{step}"):
+                turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+            if step == 0 and is_odd:
+                module.register_buffer("mean", CHANGES[ctx.arguments["change"]]())
 
 
 @lone_change.expects

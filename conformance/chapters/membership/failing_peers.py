@@ -1,7 +1,7 @@
 """Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -46,19 +46,6 @@ class Branching(nn.Module):
         return output
 
 
-@contextmanager
-def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
-    """Make a group of all ranks in which no wait takes long; without a store if the scenario wants it so."""
-    if ctx.device.type != "cpu":
-        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
-    group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
-    try:
-        yield bare_group(ctx, group) if ctx.arguments.get("no_store") else group
-    finally:
-        dist.barrier(group=ctx.process_group)  # no rank leaves before all have failed
-        dist.destroy_process_group(group)
-
-
 def _train(ctx: RankContext, group: dist.ProcessGroup) -> None:
     place, fails = ctx.arguments["place"], ctx.rank == ctx.world_size - 1
     module: Any = with_integer_weights(Branching(), ctx.scenario.seed).to(ctx.device)
@@ -88,8 +75,8 @@ def failing_peer(ctx: RankContext) -> None:
     `branches`: from the first step it uses another layer than the other ranks. `pending_hook`: on every rank, the comm
     hook returns a future that is never done. With `no_store` the group has none.
     """
-    with _impatient_group(ctx) as group, ctx.catching("raised"):
-        _train(ctx, group)
+    with ctx.group_with_timeout(_TIMEOUT) as group, ctx.catching("raised"):
+        _train(ctx, bare_group(ctx, group) if ctx.arguments.get("no_store") else group)
 
 
 def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> Future[Tensor]:
@@ -123,7 +110,7 @@ def ways_on(ctx: RankContext) -> None:
     that backward. All ranks run it.
     """
     way, fails = ctx.arguments["way"], ctx.rank == ctx.world_size - 1
-    with _impatient_group(ctx) as group:
+    with ctx.group_with_timeout(_TIMEOUT) as group:
         module: Any = with_integer_weights(Branching(buffer=True), ctx.scenario.seed).to(ctx.device)
         model: Any = ctx.wrap(module, process_group=group)
         inputs, uses = rank_step(ctx, 0).inputs(4, 3), "left" if fails else "left right"

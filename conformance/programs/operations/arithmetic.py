@@ -13,6 +13,7 @@ _ENOUGH = 3
 _MOST = 64
 #: How many roundings another order of factors may add.
 _ROUNDINGS = 4
+_WORDS = {2: torch.int16, 4: torch.int32}
 _DETOURS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "complex64")
 
 
@@ -59,6 +60,34 @@ def misunderstood(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
         return ""
     held = torch.stack([part.long() for part in parts]).sum(0).clamp(limits.min, limits.max).to(got.dtype)
     return "the sum, clamped to the dtype's limits, where it must wrap" if torch.equal(held, got) else ""
+
+
+def misrounded(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
+    """Return how `got` was rounded, as a clause, if each is one of the two numbers beside the exact result, else empty.
+
+    The results in double precision must be exact: the `parts` are of `roundings`, and no float64.
+    """
+    if got.dtype == torch.float64 or got.numel() != parts[0].numel():
+        return ""
+    exact = reduced([part.double() for part in parts], op)
+    near, words = exact.to(got.dtype), _WORDS[got.dtype.itemsize]
+    is_beyond = near.double().abs() > exact.abs()
+    steps = torch.where(is_beyond, -1, 1).to(words)
+    far = torch.where(near.double() == exact, near.view(words), near.view(words) + steps).view(got.dtype)
+    if not bool(((got == near) | (got == far)).all()):
+        return ""
+    inner, outer = torch.where(is_beyond, far, near), torch.where(is_beyond, near, far)
+    is_half = (near.double() - exact).abs() == (far.double() - exact).abs()
+    ways = {
+        "towards zero": inner,
+        "away from zero": outer,
+        "down": torch.where(exact > 0, inner, outer),
+        "up": torch.where(exact > 0, outer, inner),
+        "to the nearest, but halves away from zero": torch.where(is_half, outer, near),
+        "to the nearest, but halves towards zero": torch.where(is_half, inner, near),
+    }
+    how = next((way for way, values in ways.items() if torch.equal(values, got)), "some of them to the farther number")
+    return f"they were rounded {how}"
 
 
 def converted(expected: Tensor, got: Tensor, parts: Sequence[Tensor] = (), op: str = "") -> str:

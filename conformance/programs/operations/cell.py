@@ -35,9 +35,12 @@ GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
 #: alike-thread: in a second group, by another thread.
 NEIGHBOURS = ("none", "busy-group", "in-flight", "thread", "alike", "alike-in-flight", "alike-thread")
 #: The data; operations that only copy may pass any bits. These reductions are also given subnormal numbers, or
-#: infinities, NaNs and the greatest numbers.
+#: infinities, NaNs and the greatest numbers, or numbers whose result is rounded.
 DATA = ("numbers", "bits")
-_REDUCED = {"subnormals": ("SUM", "MAX", "MIN"), "extremes": ("SUM", "AVG", "PRODUCT", "MAX", "MIN")}
+_REDUCED = {
+    "subnormals": ("SUM", "MAX", "MIN"), "extremes": ("SUM", "AVG", "PRODUCT", "MAX", "MIN"),
+    "roundings": ("SUM", "AVG", "PRODUCT"),
+}  # fmt: skip
 #: How many tensors of a call `describe` lists by their sizes.
 _MOST_SIZES = 4
 

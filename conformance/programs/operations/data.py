@@ -1,7 +1,7 @@
 """The data of operations and their reductions, as functions of position and key alone.
 
 Every element depends on its position, source, target and round, so a block in a wrong place, of another rank or of an
-earlier round shows. Reductions are exact in every dtype and order.
+earlier round shows. Reductions are the same in every order: exact, but for `roundings`.
 """
 
 from collections.abc import Sequence
@@ -124,6 +124,32 @@ def extremes(name: str, op: str, length: int, *, source: int, target: int, turn:
     is_one = (place // len(rows) + target + turn) % size == source
     one, others = torch.tensor(rows, dtype=torch.float64)[place % len(rows)].unbind(1)
     return torch.where(is_one, one, others).to(dtype)
+
+
+def roundings(name: str, op: str, length: int, *, source: int, target: int, turn: int, size: int) -> Tensor:
+    """Return the elements of rank `source` of `size`, as `numbers` does, for results that must be rounded, once.
+
+    In each element two ranks pass numbers of all digits and the others nothing, that is 0, or 1 to a PRODUCT. So the
+    result does not depend on the order, nor on a wider dtype in between. Some sums lie halfway between two numbers of
+    the dtype, or next to that, or less than half a digit above the greatest one.
+    """
+    dtype = dtype_of(name)
+    eps, most = torch.finfo(dtype).eps, torch.finfo(dtype).max
+    noise, other = (_noise(length, number, target + 2, turn) for number in (1, 2))
+    first = noise % size
+    second = (first + 1 + other % max(1, size - 1)) % size
+    one, two = (1 + (each >> 8).remainder(round(1 / eps)).double() * eps for each in (noise, other))
+    if op != "PRODUCT":
+        half, case = eps / 2, _places(length) % 8
+        two = two * _sign(other) * 0.5 ** (1 + noise % (round(1 / eps).bit_length() - 2)).double()
+        for number, addend in enumerate(
+            (half, half * (1 - half), half * (1 + eps), half * (1 - half) * most / (2 - eps))
+        ):
+            two[case == number] = addend
+        one[case == number] = most
+        two = two * _sign(noise)
+    none = torch.full_like(one, op == "PRODUCT")
+    return torch.where(first == source, one * _sign(noise), torch.where(second == source, two, none)).to(dtype)
 
 
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.operations.arithmetic import converted, misunderstood, scaled
+from conformance.programs.operations.arithmetic import converted, misrounded, misunderstood, scaled
 from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import (
     ALL,
@@ -21,6 +21,7 @@ from conformance.programs.operations.data import (
     extremes,
     numbers,
     reduced,
+    roundings,
     sentinel,
     subnormals,
     written_over,
@@ -103,7 +104,7 @@ class Truth:
         elif cell.data == "subnormals":
             values = subnormals(cell.dtype, length // max(1, rows), **key)
         else:
-            make = extremes if cell.data == "extremes" else numbers
+            make = {"extremes": extremes, "roundings": roundings}.get(cell.data, numbers)
             values = make(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
         return values if rows == 1 else values.repeat(rows)
 
@@ -184,6 +185,8 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     expected = truth.received(blocks)
     if len(blocks) == 1 and (held := misunderstood(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
         return f"; it holds {held}"  # first: the greatest uint8 is what outputs are filled with
+    if truth.cell.data == "roundings" and (how := misrounded(truth.cell.reduction, truth.all_parts(blocks[0]), got)):
+        return f"; {how}"
     unwritten = _is_unwritten(got) & differs
     has_old_values = not truth.cell.what.in_place and (got.is_floating_point() or got.is_complex())
     if int(unwritten.sum()) == int(differs.sum()) and _fill_is_distinctive(truth.cell, int(differs.sum())):

@@ -1,5 +1,6 @@
 """Mutants of chapter reductions: backends that reduce in another way than they were asked to."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -194,6 +195,37 @@ def saturates(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
         most = torch.finfo(each.dtype).max
         each.copy_(torch.where(exact.isfinite(), exact.clamp(-most, most), exact))
     return work
+
+
+def _sums_wide(name: str, dtype: torch.dtype, narrow: Callable[[torch.Tensor], torch.Tensor], bug: str) -> Backend:
+    """Return a backend whose all_reduce of a `dtype` sums float32, and makes that of it what `narrow` does."""
+
+    def spoil(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+        if tensors[0].dtype != dtype or reduction(options) != "SUM":
+            return call(tensors, *options)
+        wide = [each.float() for each in tensors]
+        work = finished(call(wide, *options))
+        for each, exact in zip(tensors, wide, strict=True):
+            each.copy_(narrow(exact))
+        return work
+
+    spoil.__name__, spoil.__doc__ = name, bug
+    return spoils("allreduce")(spoil)
+
+
+cuts_bfloat16_off = _sums_wide(
+    "cuts_bfloat16_off", torch.bfloat16, lambda exact: (exact.view(torch.int32) & ~0xFFFF).view(torch.float32),
+    "BUG: an all_reduce makes bfloat16 of sums by leaving out the last 16 bits.",
+)  # fmt: skip
+rounds_halves_up = _sums_wide(
+    "rounds_halves_up", torch.bfloat16,
+    lambda exact: exact.where(~exact.isfinite(), (exact.view(torch.int32) + 0x8000 & ~0xFFFF).view(torch.float32)),
+    "BUG: an all_reduce of bfloat16 rounds halves away from zero.",
+)  # fmt: skip
+overflows_early = _sums_wide(
+    "overflows_early", torch.float16, lambda exact: torch.where(exact.abs() > 65504, exact * torch.inf, exact),
+    "BUG: a sum of float16 just above the greatest number, which is the nearest, is infinite.",
+)  # fmt: skip
 
 
 @spoils("allreduce")

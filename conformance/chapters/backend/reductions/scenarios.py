@@ -37,6 +37,9 @@ def scenarios() -> Iterator[Scenario]:
     yield from _grid.cells("OP-11", small, 2, 3)
     great = every_cell(REDUCING, FLOATS, op=("SUM", "AVG", "PRODUCT", "MAX", "MIN"), numel=(8, 300), data="extremes")
     yield from _grid.cells("OP-12", great, 2, 3)
+    rounded = every_cell(REDUCING, FLOATS, op=("SUM", "AVG", "PRODUCT"), numel=(8, 300), data="roundings")
+    yield from _grid.cells("OP-14", rounded, 2)
+    yield from _grid.cells("OP-14", [cell for cell in rounded if cell.operation == "all_reduce"], 4)
     yield from _grid("OP-13", "sparse", "sums_of_sparse_tensors", (2, 3), needs=("sparse",))
     every_way = [
         Cell(operation, "int32", op, path=path, lifetime=lifetime, root=1)
