@@ -86,11 +86,20 @@ class _ReadThrough(dict[str, Any]):
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)
         self._own, self._replace = own, replace
+        self._shown: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         own = self._own.get(name)
-        return self._replace(own) if own is not None and own is value else value
+        if own is None or own is not value:
+            return value
+        self._shown[name] = shown = self._replace(own)
+        return shown
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        # `functional_call` puts back what it was shown.
+        is_shown = value is not None and value is self._shown.get(name)
+        super().__setitem__(name, self._own[name] if is_shown else value)
 
     def get(self, name: str, default: Any = None) -> Any:
         try:

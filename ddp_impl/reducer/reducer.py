@@ -569,7 +569,8 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        self.hooks.run_after_user_hooks()  # in the order of forwards, which wrappers that share a parameter keep
+        if self.hooks.run_after_user_hooks():  # in the order of forwards, which wrappers that share a parameter keep
+            self.find_user_hooks()
 
     def watch_backward(self) -> None:
         """Take part in the backward that runs now, and have autograd report its end."""
@@ -585,13 +586,17 @@ class Reducer:
         if learns:
             self.expectation.learning_begins()
         if self.hooks.run_after_user_hooks() or not reduction.learnt.has_rebuilt_buckets:
-            reduction.user_hooks.search()
-            self.choose_observers()
+            self.find_user_hooks()
         is_first = self.telemetry.current.backward_start == NEVER
         for observer in self.observers:
             observer.backward_begins(is_first=is_first)
         if is_first:
             self.telemetry.current.backward_start = now_ns()
+
+    def find_user_hooks(self) -> None:
+        """Look for hooks that users have put on parameters, which step an optimizer perhaps."""
+        self.reduction.user_hooks.search()
+        self.choose_observers()
 
     def choose_observers(self) -> None:
         """Choose the observers that have work, in order: the user's hooks, early moves, the device's clock."""

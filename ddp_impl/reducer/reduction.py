@@ -84,8 +84,9 @@ class Reduction:
         self.join_agreements.clear()
 
     def forget_iteration(self) -> None:
-        """Drop the last iteration in whatever state, and be idle."""
+        """Drop the last iteration in whatever state, be idle, and expect no gradient."""
         self.iteration = Iteration(self.rank, self.iteration.number, range(len(self.buckets)))
+        self.arrivals.disarm()
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:

@@ -52,6 +52,8 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-03", "moved", "moved_arguments", (1, 2))
     yield from _grid("COMPAT-04", "", training, 2, arguments("by-hand", by_hand=True), _VARIANTS, ENDS_SOON)
     yield from _grid("COMPAT-05", "reference", "remote_references", 2, _MORE_RANKS, slow)
+    between = arguments("local-between", local_between=True)
+    yield from _grid("COMPAT-05", "reference", "remote_references", 2, between, slow, needs=("no_sync",))
     yield from _grid("COMPAT-06", "names", "documented_names", 1)
     yield from _grid("COMPAT-07", "views", "replicated_views", 2, _VARIANTS, slow, needs=("replicated_parameters",))
     yield from _grid("COMPAT-08", "synchronised-mean", "synchronised_statistics", 2, _MORE_RANKS, ENDS_SOON)

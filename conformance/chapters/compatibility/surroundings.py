@@ -230,30 +230,37 @@ def _alone_in_rpc() -> Iterator[None]:
             dist.rpc.shutdown()
 
 
-def _referred_step(scenario: Scenario, model: Any, turn: RankStep) -> None:
-    output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
-    turn.backward(turn.loss(output if isinstance(output, Tensor) else output.local_value()))
+def _referred_step(ctx: RankContext, model: Any, turn: RankStep) -> None:
+    def loss(micro: int) -> Tensor:
+        output = turn.forward(model, turn.inputs(4, 3, micro=micro), _uses_spare(ctx.scenario, turn.rank))
+        return turn.loss(output if isinstance(output, Tensor) else output.local_value(), micro=micro)
+
+    awaited = loss(0)
+    if ctx.arguments.get("local_between"):
+        with ctx.no_sync(model):
+            between = loss(1)
+        turn.backward(between)
+    turn.backward(awaited)
 
 
 @program("remote_references", invariants=("same_collectives", "nothing_in_flight"))
 def remote_references(ctx: RankContext) -> None:
     """Train three steps of a module that returns an RRef. Observes gradients. All ranks run it.
 
-    With argument `rpc` false it returns what the RRef would hold.
+    With argument `rpc` false it returns what the RRef would hold. With `local_between` a forward and a backward under
+    no_sync lie between a step's forward and its backward.
     """
     module = _Referring(_build(ctx.scenario)).to(ctx.device)
     with _alone_in_rpc() if ctx.arguments.get("rpc", True) else nullcontext():
         observe_run(
             ctx,
-            lambda: run_steps(
-                ctx, module, ctx.wrap(module), lambda m, t: _referred_step(ctx.scenario, m, t), _NUM_STEPS
-            ),
+            lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _referred_step(ctx, m, t), _NUM_STEPS),
         )
 
 
 @remote_references.expects
 def _of_rows(scenario: Scenario) -> Mapping[int, Facts]:
-    return truth_of(scenario.replace(arguments={"rpc": False}))
+    return truth_of(scenario.replace(arguments={**scenario.arguments, "rpc": False}))
 
 
 @program("documented_names")
@@ -276,18 +283,24 @@ class _Looking(Counting):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, int]] = []
+        self.boxed = False
 
-    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+    def forward(self, inputs: Tensor, with_spare: bool) -> Any:
+        """Return rows of 2; if it is `boxed`, in a list in a dictionary."""
         weight: Any = self.first.weight
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         placements = ", ".join(map(str, getattr(weight, "placements", ("plain",))))
         self.seen.append((placements, local.data_ptr()))
-        return super().forward(inputs, with_spare)
+        rows = super().forward(inputs, with_spare)
+        return {"rows": [rows]} if self.boxed else rows
 
 
 @program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
 def replicated_views(ctx: RankContext) -> None:
-    """Train in a block of replicated parameters; observe gradients, what forward saw, and the state afterwards."""
+    """Train in a block of replicated parameters; observe gradients, what forward saw, and the state afterwards.
+
+    `outputs`: the classes of two outputs in the block, the second one in a dictionary.
+    """
     module: Any = with_integer_weights(_Looking(), ctx.scenario.seed).to(ctx.device)
     before = dict(module.named_parameters())
     storage = module.first.weight.data_ptr()
@@ -297,6 +310,9 @@ def replicated_views(ctx: RankContext) -> None:
         raise AttributeError(f"expected a function replicated_parameters in the package of {type(model)}")
     with replicated(model):
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
+        plain = model(inputs := rank_step(ctx, 0).inputs(4, 3), False)
+        module.boxed = True
+        ctx.observe("outputs", [type(each).__name__ for each in (plain, model(inputs, False)["rows"][0])])
     ctx.observe("seen", sorted({placements for placements, _ in module.seen}))
     ctx.observe("same_storage", all(pointer == storage for _, pointer in module.seen))
     ctx.observe("unchanged", all(before[name] is parameter for name, parameter in module.named_parameters()))
@@ -304,7 +320,7 @@ def replicated_views(ctx: RankContext) -> None:
 
 @replicated_views.expects
 def _replicated(scenario: Scenario) -> Mapping[int, Facts]:
-    after = {"seen": ["R"], "same_storage": True, "unchanged": True}
+    after = {"seen": ["R"], "same_storage": True, "unchanged": True, "outputs": ["Tensor", "Tensor"]}
     return {rank: {**facts, **after} for rank, facts in _as_without(scenario).items()}
 
 

@@ -39,7 +39,14 @@ _BETWEEN_RANKS = {
     "CONS-06": ("dtype",),
     "CONS-07": ("parameter_ignored_on_last", "buffer_ignored_on_last"),
     "CONS-41": ("two_device_ids_on_first", "unknown_option_on_last"),
-    "CONS-37": ("larger_buffer", "smaller_buffer", "buffer_of_integers", "buffer_more", "larger_frozen"),
+    "CONS-37": (
+        "larger_buffer",
+        "smaller_buffer",
+        "buffer_of_integers",
+        "buffer_more",
+        "buffer_of_two",
+        "larger_frozen",
+    ),
     "CONS-36": ("reordered", "frozen_reordered", "buffers_reordered"),
 }
 _LOCAL = {

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.two_tensor import TwoTensor
 
 from conformance.models.integers import with_integer_weights
 from conformance.programs import RankContext, observe_run, program, run_steps, step_on
@@ -154,6 +155,9 @@ MISTAKES: Mapping[str, Mistake] = {
     "smaller_buffer": Mistake(partial(_other_on_last, other=torch.zeros(2)), Raises(mentions=("mean",))),
     "buffer_of_integers": Mistake(partial(_other_on_last, other=torch.zeros(3).long()), Raises(mentions=("mean",))),
     "buffer_more": Mistake(partial(_other_on_last, other=None), Raises(mentions=("more",))),
+    "buffer_of_two": Mistake(
+        partial(_other_on_last, other=TwoTensor(torch.zeros(3), torch.zeros(3))), Raises(mentions=("mean",))
+    ),
     "larger_frozen": Mistake(partial(_other_on_last, other=torch.zeros(5), frozen=True), Raises(mentions=("mean",))),
     "all_meta": Mistake(lambda ctx: _layers(ctx).to("meta"), Raises(mentions=("meta",))),
     "one_on_meta": Mistake(_two_device_types, Raises(mentions=("meta", "2.weight"))),

@@ -1,5 +1,6 @@
 """Program `backward_without_wrapper`: the wrapper is dropped when the backward of its output runs, or not asked."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ def backward_without_wrapper(ctx: RankContext) -> None:
 
     Arguments: `way`, of `WAYS`, or `kept`: the module has a backward of its own before each forward, too; `keeps`,
     whether an output without a backward is kept until then; `bare`, whether the module has a backward of its own
-    between forward and backward; `nested`, whether its last layer has a wrapper of its own. Observes
+    between forward and backward; `nested`, whether its last layer has a wrapper of its own; `probed`, whether
+    `torch.autograd.grad` goes through the graph behind its backward, and then a forward raises. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
     way = ctx.arguments["way"]
@@ -48,8 +50,13 @@ def backward_without_wrapper(ctx: RankContext) -> None:
         if ctx.arguments.get("bare"):
             turn.backward(turn.loss(_forward(module, turn, 2), micro=2))
             ctx.observe_gradients(f"step{index}/bare", module)
-        turn.backward(turn.loss(output))
+        loss, probed = turn.loss(output), ctx.arguments.get("probed", False)
+        turn.backward(loss, retain_graph=probed)
         ctx.observe_gradients(f"step{index}", module)
+        if probed:
+            torch.autograd.grad(loss, list(module.parameters()))
+            with contextlib.suppress(RuntimeError):
+                turn.forward(model, turn.inputs(3, _WIDTH + 1))
         if ctx.arguments.get("keeps"):
             kept.append(_forward(ctx.wrap(module), turn, 1))
     model = model if way == "kept" else None

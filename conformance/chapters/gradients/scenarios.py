@@ -359,4 +359,5 @@ def _dropped() -> Iterator[Scenario]:
     bare = arguments("bare", bare=True)
     yield from _grid("GRAD-42", "dropped", "backward_without_wrapper", 2, (bare, bare | nested), ways, ENDS_SOON,
                      arguments={"way": "dropped"})  # fmt: skip
-    yield from _grid("GRAD-49", "", "backward_without_wrapper", 2, each("way", ["kept"]), ways, needs=("no_sync",))
+    alone = each("way", ["kept"]), (PLAIN, arguments("probed", probed=True))
+    yield from _grid("GRAD-49", "", "backward_without_wrapper", 2, *alone, ways, needs=("no_sync",))

@@ -174,6 +174,7 @@ CASES: Mapping[str, Case] = {
     "frozen_is_written": Case(layers.Frozen, _frozen_is_written),
     "stand_ins": Case(layers.Layers, _stand_ins),
     "stand_ins_checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _stand_ins),
+    "stand_ins_within": Case(layers.Calling, _ordinary),
     "interrupted": Case(layers.Refusing, _interrupted),
 }
 

@@ -127,6 +127,7 @@ def _cases() -> Iterator[Scenario]:
         ("MIXED-28", "lent_checkpoint"),
         ("MIXED-30", "stand_ins"),
         ("MIXED-30", "stand_ins_checkpoint"),
+        ("MIXED-30", "stand_ins_within"),
         ("MIXED-04", "peeking"),
     ):
         also = Variant(also=("MIXED-03", "MIXED-10") if case == "layers" else ())

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower, Uses
+from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Sealed, Tower, Uses
 from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.errors import instance
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
@@ -55,7 +55,9 @@ class Company:
     last one's first. `order`: ranks run their wrappers' forwards in the same order or, once no forward communicates,
     not. `unlike`: each tower but the first has one more parameter, which no rank uses, so that what wrappers exchange
     has different sizes. `joins`: the step before which the towers but the first are wrapped and begin to train, of a
-    layout in which none feeds another.
+    layout in which none feeds another. `in_turn`: each step runs one of such towers, and no other. With `seals` towers but
+    the first return their rows behind a call. In layout `shared` the towers have what `shares` names in common: by default
+    the part whose gradient arrives last.
     """
 
     layout: str = "side_by_side"
@@ -75,6 +77,9 @@ class Company:
     order: str = "alike"
     unlike: bool = False
     joins: int = 0
+    in_turn: bool = False
+    seals: bool = False
+    shares: str = "layers.0"
     num_steps: int = 4
 
     @staticmethod
@@ -120,6 +125,8 @@ class Company:
 
     def forwards(self, rank: int, step: int) -> list[int]:
         """Return the towers in the order in which a rank runs those that do not feed each other in a step."""
+        if self.in_turn:
+            return [step % self.num_towers]
         towers = list(range(self.num_towers if step >= self.joins else 1))
         # A DDP may agree on its buckets in the first two synchronised forwards.
         agrees_until = 2 if self.local == "none" else 4
@@ -228,8 +235,9 @@ class _Training:
 
         def forward(tower: int, given: Tensor) -> Tensor:
             behind = self._user.behind_layer if tower == 0 else _nothing
-            output: Tensor = turn.forward(self._tops[tower], given, uses[tower], behind)
-            return output
+            output: Any = turn.forward(self._tops[tower], given, uses[tower], behind)
+            rows: Tensor = output() if isinstance(output, Sealed) else output
+            return rows
 
         def forwards() -> list[Tensor]:
             if plan.layout == "nested":
@@ -319,13 +327,13 @@ class _Training:
 
 
 def _towers(plan: Company, seed: int, device: torch.device) -> list[Tower]:
-    """Return the towers, the same on every rank; those of layout `shared` have the first layer in common."""
+    """Return the towers, the same on every rank; those of layout `shared` have a part in common."""
     first = Tower(plan.depth)
-    trunk = first.layers[0] if plan.layout == "shared" else None
-    towers = [first, *(Tower(plan.depth, trunk) for _ in range(plan.num_towers - 1))]
+    shared = {plan.shares: first.get_submodule(plan.shares)} if plan.layout == "shared" else None
+    towers = [first, *(Tower(plan.depth, shared) for _ in range(plan.num_towers - 1))]
     for index, tower in enumerate(towers):
         with_integer_weights(tower, seed, index).to(device)
-        tower.hides, tower.checkpoints = plan.hides, plan.checkpoints
+        tower.hides, tower.checkpoints, tower.seals = plan.hides, plan.checkpoints, plan.seals and index > 0
         if plan.unlike and index:
             tower.register_parameter("spare", nn.Parameter(torch.zeros(1, device=device)))
     return towers

@@ -19,7 +19,7 @@ from conformance.chapters.neighbours.kept_wrappers import KEPT
 from conformance.chapters.neighbours.one_or_several import GROUPS as SHARING
 from conformance.chapters.neighbours.order_of_layers import OF
 from conformance.chapters.neighbours.order_of_layers import ORDERS as OWN_ORDERS
-from conformance.chapters.neighbours.towers import PAIR_BYTES
+from conformance.chapters.neighbours.towers import DEPTH, PAIR_BYTES
 from conformance.chapters.neighbours.unfrozen_parts import BACKWARDS as ENDS
 from conformance.chapters.neighbours.unfrozen_parts import FIRST
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
@@ -231,6 +231,12 @@ def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
 def _local() -> Iterator[Scenario]:
     layouts = each("layout", LAYOUTS[1:])
     yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
+    alone, seals = (
+        arguments("in-turn", in_turn=True, shares=f"branches.{DEPTH - 1}"),
+        (arguments(""), arguments("sealed", seals=True)),
+    )
+    apart = each("layout", ("side_by_side", "separate", "shared"))
+    yield from _beside("NEIGH-09", "", 2, _PAIR, apart, arguments("first", local="first"), alone, seals, _USED_OR_LATER)
     first_searches = arguments("first-searches", others={_FIND_UNUSED: False}, unused="first_tower") | _SEARCHING
     together = each("layout", ("side_by_side", "shared"))
     orders = arguments(""), arguments("by-rank", order="by_rank", num_steps=6)

@@ -1,6 +1,6 @@
 """The modules of program `company`: layers with branches beside them that are used on demand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,20 +31,35 @@ class _Hidden(torch.autograd.Function):
         return gradients[0]
 
 
+class Sealed:
+    """Rows that only a call hands out: no DDP looks for tensors behind what may be called."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self) -> Tensor:
+        """Return the rows."""
+        return self._rows
+
+
 class Tower(nn.Module):
     """DEPTH layers, each with a branch beside it."""
 
-    def __init__(self, depth: int, trunk: nn.Module | None = None) -> None:
+    def __init__(self, depth: int, shared: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
         self.branches = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
-        if trunk is not None:
-            self.layers[0] = trunk
+        for place, module in (shared or {}).items():
+            self.set_submodule(place, module)
         self.hides = False
         self.checkpoints = False
+        self.seals = False
 
-    def forward(self, rows: Tensor, uses: Uses, within: Within) -> Tensor:
-        """Return rows of WIDTH; branch k is used if `uses[k]`, and `within` has the rows behind each layer."""
+    def forward(self, rows: Tensor, uses: Uses, within: Within) -> Any:
+        """Return rows of WIDTH; branch k is used if `uses[k]`, and `within` has the rows behind each layer.
+
+        The rows are `Sealed` if the tower `seals` them.
+        """
         for index, (layer, branch) in enumerate(zip(self.layers, self.branches, strict=True)):
             if uses[index] is None:
                 rows = within(index, rows)
@@ -52,7 +67,7 @@ class Tower(nn.Module):
             one = partial(_run_pair, layer, branch if uses[index] else None)
             found: Any = checkpoint(one, rows, use_reentrant=False) if self.checkpoints else one(rows)
             rows = within(index, _Hidden.apply(found) if self.hides else found)
-        return rows
+        return Sealed(rows) if self.seals else rows
 
 
 def _run_pair(layer: nn.Module, branch: nn.Module | None, rows: Tensor) -> Any:

@@ -65,6 +65,8 @@ HOOKS: Mapping[str, Callable[[Tensor], Hook]] = {
 def hooked_parameters(ctx: RankContext) -> None:
     """Train with the hooks that argument `hook` names on every parameter, put there `order` wrapping. All ranks run it.
 
+    With the order `later` the wrapper has trained without them first.
+
     Observes `answers`, the texts of the warnings about hooks, and, if the hooks step nothing, `step<k>/grad/<name>`.
     Does not apply on devices where the hooks run after the DDP's and find a bucket's memory in `.grad`: on the stream
     that they run on nothing waits for the collective, which is the user's race and no DDP's.
@@ -86,6 +88,9 @@ def hooked_parameters(ctx: RankContext) -> None:
             put()
         model = ctx.wrap(module)
         if ctx.arguments["order"] == "after":
+            put()
+        if ctx.arguments["order"] == "later":
+            run_steps(ctx, module, model, _ordinary, NUM_STEPS)
             put()
         facts = run_steps(ctx, module, model, _ordinary, NUM_STEPS)
     answer: Any = Satisfies("one warning, which names '0.weight'", _is_one_warning, ("0.weight",))

@@ -40,7 +40,7 @@ def scenarios() -> Iterator[Scenario]:
     parts = each("only", ("a", "bd"))
     yield from _grid("OPTIM-15", "only", "fused_optimizer", (2, 3), parts, momentum, _HOOK)
     yield from _grid("OPTIM-16", "refused", "fused_optimizer_refusal", (2, 3))
-    orders = each("order", ("before", "after"))
+    orders = each("order", ("before", "after", "later"))
     for hook in each("hook", HOOKS):
         for way in (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, UNUSED, STATIC):
             yield from _by_hand("OPTIM-17", "", "hooked_parameters", 2, hook, orders, way)
