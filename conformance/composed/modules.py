@@ -54,6 +54,13 @@ class Unset:
     later: Any = field(init=False)
 
 
+@dataclass(slots=True)
+class Slotted:
+    """Rows in an object without a dictionary."""
+
+    rows: Tensor
+
+
 class Own(Tensor):
     """A class of tensors that results of operators have, too. It copies its parameters: torch makes none of them."""
 
@@ -131,6 +138,8 @@ class Composed(nn.Module):
                 return Named(hidden)
             case "unset":
                 return Unset(hidden)
+            case "slots":
+                return Slotted(hidden)
             case "itself":
                 output: list[Any] = [hidden]
                 output.append(output)
@@ -148,7 +157,7 @@ def _raise(_: Tensor) -> None:
 
 def rows_of(output: Any) -> Tensor:
     """Return the rows in an output, for the loss."""
-    if isinstance(output, Named | Unset):
+    if isinstance(output, Named | Unset | Slotted):
         output = output.rows
     elif isinstance(output, dict):
         output = output["rows"] + output["nested"][0]

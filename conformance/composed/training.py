@@ -26,7 +26,7 @@ CHECKPOINTS = ("", "non_reentrant", "reentrant")
 #: What forward returns.
 OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
 #: What forward may return besides, and gets its rows in an object with a field that nobody sets.
-CONTAINERS = ("unset", "itself")
+CONTAINERS = ("unset", "itself", "slots")
 #: Whether the group's store has served an earlier run.
 STORES = ("", "served")
 #: Whose forwards use no parameter at all: rank 0's at every other time, or one half of the ranks' in turn.

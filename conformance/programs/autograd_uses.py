@@ -131,6 +131,18 @@ class _Odd(nn.Module):
         return inputs * self.weight * self.scale + self.nothing.sum()
 
 
+class _Idle(nn.Sequential):
+    """Two layers, and one between them that forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self[2](self[0](inputs))
+        return output
+
+
 class Checkpointed(nn.Module):
     """Two layers, the first one within `num_checkpoints` activation checkpoints."""
 
@@ -331,6 +343,7 @@ _REFUSAL = Raises(("RuntimeError",))
 USES: Mapping[str, Use] = {
     "ordinary": Use(layers, _ordinary),
     "create_graph": Use(layers, _create_graph),
+    "create_graph_idle": Use(_Idle, _create_graph),
     "retain_graph": Use(layers, _retain_graph, refusal=_REFUSAL),
     "gradient_penalty": Use(layers, _gradient_penalty),
     "autograd_grad_first": Use(layers, _autograd_grad_first),

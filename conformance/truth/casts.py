@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,13 +55,15 @@ class LowPrecision:
         for part in module.modules() if self.param_dtype is not None else ():
             part.register_forward_pre_hook(self._put_casts)
             part.register_forward_hook(self._take_casts_away, always_call=True)
+        if self.param_dtype is not None:
+            self._cast_around(self._full(module), _in_backward)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_casts": {}}
 
     def _put_casts(self, module: nn.Module, _: Any) -> None:
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
-        for part in module.modules() if torch._C._current_graph_task_id() != -1 else ():
+        for part in module.modules() if _in_backward() else ():
             for name, parameter in list(part._parameters.items()):
                 if parameter is not None and (low := self._casts.get((id(part), name))) is not None:
                     replaced.append((part, name, parameter))
@@ -84,9 +86,7 @@ class LowPrecision:
     @contextmanager
     def _low(self, module: nn.Module, ignored: Collection[str]) -> Iterator[None]:
         """Replace the parameters of all parts of `module` by casts, one cast for each parameter."""
-        full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
-        within = {inner for part in full for inner in part.modules() if inner is not part}
-        full = [part for part in full if part not in within]
+        full = self._full(module)
         kept = {id(parameter) for part in full for parameter in part.parameters()}
         kept |= {id(parameter) for name, parameter in module.named_parameters() if name in ignored}
         casts: dict[int, Tensor] = {}
@@ -98,8 +98,7 @@ class LowPrecision:
                     casts.setdefault(id(parameter), _Cast.apply(parameter, self.param_dtype))
         if torch.is_grad_enabled():  # without gradients, nothing runs again in backward
             self._casts = {(id(part), name): casts[id(parameter)] for part, name, parameter in replaced}
-        handles = [part.register_forward_pre_hook(lambda _, given: cast(given, torch.float32)) for part in full]
-        handles += [part.register_forward_hook(lambda _, __, out: cast(out, self.param_dtype)) for part in full]
+        handles = self._cast_around(full, lambda: True)
         for part, name, parameter in replaced:
             part._parameters[name] = casts[id(parameter)]  # type: ignore[assignment]
         try:
@@ -109,6 +108,28 @@ class LowPrecision:
                 part._parameters[name] = parameter
             for handle in handles:
                 handle.remove()
+
+    def _full(self, module: nn.Module) -> list[nn.Module]:
+        """Return the outermost parts of `module` that compute in full precision."""
+        full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
+        within = {inner for part in full for inner in part.modules() if inner is not part}
+        return [part for part in full if part not in within]
+
+    def _cast_around(self, full: Sequence[nn.Module], applies: Callable[[], bool]) -> list[Any]:
+        """Cast the inputs of these modules up and their outputs down wherever it `applies`; return handles."""
+
+        def cast_up(_: nn.Module, given: Any) -> Any:
+            return cast(given, torch.float32) if applies() else None
+
+        def cast_down(_: nn.Module, __: Any, output: Any) -> Any:
+            return cast(output, self.param_dtype) if applies() else None
+
+        ups = [part.register_forward_pre_hook(cast_up) for part in full]
+        return ups + [part.register_forward_hook(cast_down) for part in full]
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 class _Cast(torch.autograd.Function):

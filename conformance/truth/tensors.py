@@ -78,5 +78,16 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, (list, tuple)):
         kind: Any = list if isinstance(value, list) else tuple
         return [kind.__getitem__(value, place) for place in range(kind.__len__(value))]
-    is_record = isinstance(value, Mapping) or is_dataclass(value)
-    return [*getattr(value, "__dict__", {}).values()] if is_record else ()  # where an unset field is not
+    if not isinstance(value, Mapping) and not is_dataclass(value):
+        return ()
+    named = [(kind, name) for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+    slots = [vars(kind)[name] for kind, name in named if name in vars(kind)]
+    return [*getattr(value, "__dict__", {}).values(), *(each for slot in slots for each in _set(slot, value))]
+
+
+def _set(slot: Any, value: Any) -> Sequence[Any]:
+    """Return what a slot of `value` holds; nothing if it is not set."""
+    try:
+        return (slot.__get__(value),)
+    except AttributeError:
+        return ()

@@ -35,6 +35,7 @@ from ddp_impl.api.torch_names import (
 )
 from ddp_impl.autograd.hooks import is_averaged
 from ddp_impl.autograd.marks import marked
+from ddp_impl.base import messages
 from ddp_impl.base.nested_tensors import find_tensors, move
 from ddp_impl.base.options import BucketCaps, ReducerOptions
 from ddp_impl.buckets.bucket import ManagedParameter
@@ -63,8 +64,8 @@ from ddp_impl.reducer.company import Construction, company
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import take_over_optimizers
-from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward, in_compiled_backward
-from ddp_impl.torch_internals.compile import frame_callback
+from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward
+from ddp_impl.torch_internals.compile import break_graph, frame_callback
 from ddp_impl.torch_internals.tensors import (
     has_tensor_hooks,
     ignored_names,
@@ -512,6 +513,13 @@ class InGraphBackwards:
         self._num_forwards = 0  # since the last such backward that accumulates began
         self._number = -1  # of that backward
         self._is_plain = True
+        mine = weakref.ref(self)
+
+        @torch.compiler.assume_constant_result
+        def captures_plain() -> bool:  # asked when a captured backward is traced: another one is captured anew
+            return (it := mine()) is not None and it.is_plain()
+
+        self._captures_plain = captures_plain
 
     def forward_ran(self) -> None:
         """Note a forward whose backward may be part of another one's: any but those that the reducer awaits."""
@@ -527,29 +535,35 @@ class InGraphBackwards:
         self._reducer.hooks.on_backward(outputs, partial(self._reached, averages), in_use, since=since, of="graph")
 
     def _reached(self, averages: InGraphReducer) -> None:
-        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+        if torch.compiler.is_dynamo_compiling():
+            if not self._captures_plain():
+                break_graph()  # and run as it is; an error with fullgraph=True
             return
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, self._is_plain = number, False
-            reached = brought_by_backward(self._reducer.reduction.graph.nodes)
-            if self.accumulates(reached):
-                self._is_plain = self._num_forwards <= 1 and self.nothing_else_accumulates(reached)
+            accumulates = any(self._accumulated())
+            if number == -1 and not accumulates:  # a captured one after it would not ask again
+                rank = self._reducer.reduction.rank
+                raise self._reducer.reduction.error(messages.captured_without_gradients(rank))
+            if accumulates:
+                self._is_plain = self.is_plain()
                 self._num_forwards = 0
                 if not self._is_plain:
                     self._reducer.output_reached()
         averages.take_effect(self._is_plain)
 
-    def accumulates(self, reached: Sequence[bool]) -> bool:
-        """Whether this backward accumulates gradients; compiled autograd has no engine to ask."""
-        return any(reached) or in_compiled_backward()
+    def _accumulated(self) -> list[bool]:
+        """Return which parameters get a gradient in this backward."""
+        return brought_by_backward(self._reducer.reduction.graph.nodes, captured=True)
 
-    def nothing_else_accumulates(self, reached: Sequence[bool]) -> bool:
-        """Whether a graph computes all that this backward accumulates; `reached`: the parameters that it reaches."""
+    def is_plain(self) -> bool:
+        """Whether one graph computes all that this backward accumulates."""
         reducer = self._reducer
         return (
-            reducer.reduction.iteration.progress is Progress.IDLE
-            and (all(reached) or in_compiled_backward())
+            self._num_forwards <= 1
+            and reducer.reduction.iteration.progress is Progress.IDLE
+            and all(self._accumulated())
             and all(
                 member.parameter.grad is None
                 and num_post_accumulate_hooks(member.parameter) == 1  # the reducer's

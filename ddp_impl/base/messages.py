@@ -159,6 +159,14 @@ def compiled_backward(rank: int) -> str:
     )
 
 
+def captured_without_gradients(rank: int) -> str:
+    """Return the message for a backward that compiled autograd captured, and that accumulates nothing."""
+    return (
+        f"[rank {rank}] the graph of this forward averages gradients, and compiled autograd has captured a backward "
+        "through it that accumulates none, such as torch.autograd.grad. Run that one without compiled autograd."
+    )
+
+
 _REDUCER_AVERAGES = "so the reducer averages them from hooks, as without it, and graphs are cut where buckets end"
 
 #: What a rank says once when averages cannot be part of graphs because there are several.

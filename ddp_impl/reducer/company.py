@@ -288,7 +288,7 @@ class Order:
 
     def position_of_arrival(self) -> tuple[int, int]:
         """Return (user collectives since forward, other wrappers' arrivals) that precede a gradient."""
-        if self.tally is None or self._count is None:
+        if self.tally is None:
             return 0, 0
         return self.now() - self._num_begun - self.tally.own, self.tally.num_arrived - self._num_arrived
 

@@ -62,3 +62,15 @@ def test_a_place_counts_the_users_collectives_and_what_arrived_at_other_wrappers
         begun[0] += 1
         raise ValueError
     assert one.position_of_arrival() == (2, 1), "an exception may have begun none"
+
+
+def test_what_arrived_at_other_wrappers_counts_where_a_backend_numbers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "size_of", lambda group: 2)
+    monkeypatch.setattr(module, "counter_of", lambda group, device: None)
+    group: Any = None
+    one, other = (Order(group, torch.device("cpu")) for _ in range(2))
+    tally = Tally()
+    one.backward_begins(tally)
+    other.backward_begins(tally)
+    other.count_arrival()
+    assert one.position_of_arrival() == (0, 1)

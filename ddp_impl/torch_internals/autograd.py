@@ -99,12 +99,13 @@ def in_backward() -> bool:
     return current_backward() != -1
 
 
-def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
+def brought_by_backward(nodes: Sequence[Node], *, captured: bool = False) -> list[bool]:
     """Return to which of these accumulation nodes the backward that runs now will come; a look into a set for each.
 
-    None with `torch.autograd.grad`, torch.distributed.autograd or compiled autograd; a backward of a node may add some.
+    None with `torch.autograd.grad` or torch.distributed.autograd, nor with compiled autograd unless its `captured`
+    backwards are meant, too; a backward of a node may add some.
     """
-    if in_compiled_backward():
+    if not captured and in_compiled_backward():
         return [False] * len(nodes)
     try:
         return list(map(torch._C._will_engine_execute_node, nodes))

@@ -98,7 +98,7 @@ class Peers:
             for other in self.company.wrappers:
                 other._is_past = other._is_past or bool(other.lost or other.broke_off)
             self.company.has_failed = False
-        self.company.wrappers.add(self)
+        self.company.wrappers[self] = None
 
     def publish_init_sync(self, compares: bool, *, has_buffers: bool = False) -> None:
         """Publish this rank's `init_sync`: a rank without it takes no part in the comparison of modules.
@@ -406,7 +406,7 @@ class _Company:
     """
 
     def __init__(self) -> None:
-        self.wrappers: weakref.WeakSet[Peers] = weakref.WeakSet()
+        self.wrappers: weakref.WeakKeyDictionary[Peers, None] = weakref.WeakKeyDictionary()
         self.has_failed = False
         self.run = ""
         self._counts: Counter[str] = Counter()
@@ -504,8 +504,10 @@ _began = _process_began()
 
 
 def all_peers() -> list[Peers]:
-    """Return the peers of every wrapper of this process."""
-    return [peers for company in list(_companies.values()) for peers in list(company.wrappers)]
+    """Return the peers of every wrapper of this process, also in a thread while another one builds wrappers."""
+    companies = [_companies.get(group) for reference in _companies.keyrefs() if (group := reference()) is not None]
+    references = [each for company in companies if company is not None for each in company.wrappers.keyrefs()]
+    return [peers for reference in references if (peers := reference()) is not None]
 
 
 def _begin_as_a_fork() -> None:

@@ -113,10 +113,10 @@ def _schedules() -> Iterator[Scenario]:
 def _in_between() -> Iterator[Scenario]:
     """Local backwards between a synchronised forward and its backward, and after a backward that failed."""
     for turn, how in enumerate(ACTIONS["no_sync"]):
-        containers = ("dict", "dataclass", "tuple") * 2
+        containers = ("dict", "dataclass", "tuple", "slots") * 2
         for forward in ("plain", "eval_mode"):
             actions = (Action("forward", forward), Action("no_sync", how), Action("backward", "together"))
-            yield from _composed(f"in-between-{how}-{forward}", (2, 3), containers[turn % 3 :], *actions)
+            yield from _composed(f"in-between-{how}-{forward}", (2, 3), containers[turn % 4 :], *actions)
         # A loss of two outputs, which no dataclass holds here, reaches one of them before the failure.
         failing = (Action("fail", "backward"), Action("no_sync", how))
         yield from _composed(f"after-failure-{how}", 2, ("dict", "tuple", "dict"), *failing)

@@ -1,5 +1,6 @@
 """Programs in which ranks change a buffer between two steps: all alike, each as it likes, or one rank alone."""
 
+import gc
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -63,12 +64,19 @@ def lone_change(ctx: RankContext) -> None:
 
     The odd rank has a longer timeout than the others, so that it raises before its own or not at all.
 
-    `starts_with`: the buffers before. Observes `raised`, what the second step raised. All ranks run it.
+    `starts_with`: the buffers before. With `later` another wrapper has trained, waited for the others and is gone.
+    Observes `raised`, what the second step raised. All ranks run it.
     """
     module = with_integer_weights(nn.Linear(3, 2), ctx.scenario.seed).to(ctx.device)
     for name in ctx.arguments["starts_with"]:
         module.register_buffer(name, torch.full((2,), float(ctx.rank), device=ctx.device))
     is_odd = ctx.rank == ctx.arguments["odd"]
+    if ctx.arguments.get("later"):
+        first = ctx.wrap(nn.Linear(3, 2).to(ctx.device))
+        turn = rank_step(ctx, 9)
+        turn.backward(turn.loss(turn.forward(first, turn.inputs(4, 3))))
+        del first
+        gc.collect()
     with ctx.group_with_timeout(_TIMEOUT if is_odd else _OTHERS_WAIT) as group:
         model = ctx.wrap(module, process_group=group)
         for step in range(2):

@@ -52,6 +52,8 @@ def scenarios() -> Iterator[Scenario]:
     for size, odd in ((2, 0), (2, 1), (3, 1)):
         rank = arguments(f"rank{odd}", odd=odd)
         yield from _grid("BUFFER-15", "lone", "lone_change", size, lone, rank, deadline_s=20.0)
+    again = arguments("later", later=True, odd=1)
+    yield from _grid("BUFFER-15", "lone", "lone_change", 2, lone[0], again, deadline_s=20.0)
 
 
 def _drifting() -> Iterator[Scenario]:

@@ -223,24 +223,31 @@ def hooked_training(ctx: RankContext) -> None:
 
 
 class Matrices(nn.Module):
-    """Two matrices and two vectors; PowerSGD compresses the matrices alone."""
+    """Two matrices and two vectors, or several times that; PowerSGD compresses the matrices alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_pairs: int = 1) -> None:
         super().__init__()
         self.wide = nn.Parameter(torch.ones(32, 48))
         self.bias = nn.Parameter(torch.ones(48))
         self.square = nn.Parameter(torch.ones(32, 32))
         self.scale = nn.Parameter(torch.ones(32))
+        for number in range(1, num_pairs):
+            for name, parameter in list(self.named_parameters())[:4]:
+                self.register_parameter(f"{name}{number}", nn.Parameter(parameter.detach().clone()))
 
     def forward(self, factors: Mapping[str, Tensor]) -> Tensor:
         terms = [(parameter * factors[name]).sum() for name, parameter in self.named_parameters()]
         return torch.stack(terms).sum()
 
 
+def _matrices(scenario: Scenario) -> Matrices:
+    return Matrices(scenario.arguments.get("num_pairs", 1))
+
+
 def _matrix_gradients(scenario: Scenario, rank: int, step: int) -> dict[str, Tensor]:
     """Return gradients: of rank one on each rank, so that the mean has at most the world size's; or just any."""
     gradients = {}
-    for name, parameter in Matrices().named_parameters():
+    for name, parameter in _matrices(scenario).named_parameters():
         generator = torch.Generator().manual_seed(mixed_seed("power", rank, step, name))
         if parameter.dim() < 2:
             gradients[name] = 12 * integers(*parameter.shape, key=("power", rank, step, name))
@@ -257,14 +264,14 @@ def power_sgd(ctx: RankContext) -> None:
     """Reduce gradients with PowerSGD, or the batched variant if argument `batched` is true. All ranks run it.
 
     `state` are arguments of torch's `PowerSGDState`; `gradients` are "low_rank", which PowerSGD transmits without loss
-    when its rank is the world size or more, or "full"; `half`: inside torch's fp16 wrapper. Observes
-    `step<k>/grad/<name>`, `same_everywhere`, whether all ranks got the same bits, and `saved`, whether the steps that
-    compress communicate fewer elements than the gradients have. Where torch's own DDP passes, the numbers must equal
-    its.
+    when its rank is the world size or more, or "full"; `num_pairs` as of `Matrices`; `half`: inside torch's fp16
+    wrapper. Observes `step<k>/grad/<name>`, `same_everywhere`, whether all ranks got the same bits, and `saved`,
+    whether the steps that compress communicate fewer elements than the gradients have. Where torch's own DDP passes,
+    the numbers must equal its.
     """
     state = PowerSGDState(ctx.process_group, start_powerSGD_iter=NUM_AVERAGED, **ctx.arguments["state"])
     hook: Any = batched_powerSGD_hook if ctx.arguments.get("batched") else powerSGD_hook
-    module = Matrices().to(ctx.device)
+    module = _matrices(ctx.scenario).to(ctx.device)
     model: Any = ctx.wrap(module)
     model.register_comm_hook(state, fp16_compress_wrapper(hook) if ctx.arguments.get("half") else hook)
     agreed = True
@@ -293,7 +300,7 @@ def _power_sgd(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     for index in range(NUM_STEPS + 1):
         local = [_matrix_gradients(scenario, rank, index) for rank in ranks]
-        for name, parameter in Matrices().named_parameters():
+        for name, parameter in _matrices(scenario).named_parameters():
             mean = torch.stack([gradients[name] for gradients in local]).double().mean(0).float()
             fact = f"step{index}/grad/{name}"
             if scenario.arguments.get("half"):

@@ -8,6 +8,7 @@ from conformance.chapters.comm_hooks.hook_registration import MISUSES
 from conformance.chapters.comm_hooks.ready_made_hooks import HOOKS
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
+    EACH_ALONE,
     ENDS_SOON,
     PLAIN,
     SKIPPING,
@@ -171,6 +172,9 @@ def _power_sgd() -> Iterator[Scenario]:
             ("same-shapes", {**enough, "batch_tensors_with_same_shape": True}),
         ):
             yield from _power("HOOK-21", slug, world_size, state, arguments(gradients="low_rank"))
+        # gloo waits in two threads: one bucket more than that.
+        alone = EACH_ALONE | arguments(gradients="low_rank", num_pairs=2)
+        yield from _power("HOOK-21", "enough", world_size, enough, alone)
         batched = arguments("batched", batched=True)
         one, two, three = ({"matrix_approximation_rank": rank} for rank in (1, 2, 3))
         yield from _power("HOOK-22", "", world_size, two, batched)

@@ -1,6 +1,6 @@
 """Programs about the SyncBatchNorm of the DDP's package: trained by a gradient penalty, and with all its arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ _STEPS = 3
 _REFUSAL = Raises(("RuntimeError",), ("SyncBatchNorm",))
 
 
-def _data(rank: int, what: str, rows: int = _ROWS) -> Tensor:
-    return integers(rows, _WIDTH, key=(what, rank), dtype=torch.float64)
+def _data(rank: int, what: str, rows: int = _ROWS, beyond: Sequence[int] = ()) -> Tensor:
+    return integers(rows, _WIDTH, *beyond, key=(what, rank), dtype=torch.float64)
 
 
 def _module(norm: nn.Module, scenario: Scenario) -> nn.Module:
@@ -85,7 +85,8 @@ def normalised_training(ctx: RankContext) -> None:
     """Train, and then evaluate, through the SyncBatchNorm of the DDP's package with the arguments in `norm`.
 
     With `converted` the layer is made by `convert_sync_batchnorm` of torch's, which has run and is in the mode of that
-    name, "training" or "evaluating". Rank r has r rows more than rank 0. Observes outputs, gradients, the layer's
+    name, "training" or "evaluating". `beyond`: the dimensions behind the features, none or up to three; the layer is
+    alone then. Rank r has r rows more than rank 0. Observes outputs, gradients, the layer's
     buffers, and of a converted module `training`, the mode of each of its modules. Does not apply where
     `penalised_norm` does not. All ranks run it.
     """
@@ -95,8 +96,8 @@ def normalised_training(ctx: RankContext) -> None:
         ctx.observe("training", [one.training for one in converted.modules()])
         module = converted.train().to(ctx.device)
     else:
-        module = _module(offered, ctx.scenario).to(ctx.device)
-    batches = [[each.to(ctx.device) for each in _batch(ctx.rank, step)] for step in range(_STEPS)]
+        module = _around(offered, ctx.scenario).to(ctx.device)
+    batches = [[each.to(ctx.device) for each in _batch(ctx.scenario, ctx.rank, step)] for step in range(_STEPS)]
     for name, value in _train(ctx.wrap(module), module, batches).items():
         ctx.observe(name, value)
     ctx.observe("evaluated", module.eval()(batches[0][0]).detach())
@@ -104,15 +105,23 @@ def normalised_training(ctx: RankContext) -> None:
 
 def _used(scenario: Scenario) -> nn.Module:
     """Return a module with torch's layer, which has run and is in the mode of argument `converted`, if there is one."""
-    module = _module(nn.BatchNorm1d(_WIDTH, **scenario.arguments["norm"]), scenario)
+    layer = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(scenario.arguments.get("beyond", ()))]
+    module = _around(layer(_WIDTH, **scenario.arguments["norm"]), scenario)
     if "converted" in scenario.arguments:
         module(_data(0, "rows of before"))
         module.get_submodule("1").train(scenario.arguments["converted"] == "training")
     return module
 
 
-def _batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
-    return _data(rank, f"rows {step}", _ROWS + rank), _data(rank, f"coefficients {step}", _ROWS + rank)
+def _around(norm: nn.Module, scenario: Scenario) -> nn.Module:
+    """Return layers around `norm`; it alone where its inputs have more dimensions than linear layers are for."""
+    return norm.double() if scenario.arguments.get("beyond") else _module(norm, scenario)
+
+
+def _batch(scenario: Scenario, rank: int, step: int) -> tuple[Tensor, Tensor]:
+    beyond = scenario.arguments.get("beyond", ())
+    rows, coefficients = (_data(rank, f"{what} {step}", _ROWS + rank, beyond) for what in ("rows", "coefficients"))
+    return rows, coefficients
 
 
 def _train(model: nn.Module, module: nn.Module, batches: Any) -> dict[str, Tensor]:
@@ -136,9 +145,12 @@ def _expected_of_training(scenario: Scenario) -> Mapping[int, Facts]:
         whole = _train(
             module,
             module,
-            [map(torch.cat, zip(*[_batch(rank, step) for rank in ranks], strict=True)) for step in range(_STEPS)],
+            [
+                map(torch.cat, zip(*[_batch(scenario, rank, step) for rank in ranks], strict=True))
+                for step in range(_STEPS)
+            ],
         )
-        evaluated = [module.eval()(_batch(rank, 0)[0]).detach() for rank in ranks]
+        evaluated = [module.eval()(_batch(scenario, rank, 0)[0]).detach() for rank in ranks]
     facts: dict[int, dict[str, Any]] = {rank: {"evaluated": _near(evaluated[rank]), **modes} for rank in ranks}
     for name, value in whole.items():
         parts = value.split([_ROWS + rank for rank in ranks]) if name.endswith("output") else [value] * len(ranks)

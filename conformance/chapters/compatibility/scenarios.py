@@ -69,6 +69,8 @@ def _more_from_users() -> Iterator[Scenario]:
         )
     ]
     yield from _grid("COMPAT-16", "", "normalised_training", (2, 3), norms, ENDS_SOON)
+    planes = [arguments(f"{len(beyond) + 2}-dimensions", beyond=beyond) for beyond in ([3], [3, 2], [2, 1, 3])]
+    yield from _grid("COMPAT-16", "", "normalised_training", 2, planes, norms[0], ENDS_SOON)
     converted = each("converted", ("training", "evaluating"))
     yield from _grid("COMPAT-16", "", "normalised_training", 2, converted, (norms[0], *norms[-2:]), ENDS_SOON)
     yield from _grid("COMPAT-09", "buffer-elsewhere", "misplaced_buffer", 2, _VARIANTS)

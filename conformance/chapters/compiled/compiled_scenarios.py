@@ -107,6 +107,10 @@ class CompiledScenarios:
             )
 
         yield from crossed(run, (empty, own), nobody)
+        # What compiled autograd captures tells a graph that averages nothing of the backward at run time.
+        captured = {"backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
+        several = each("backward", ["two_losses", "two_forwards", "local_first", "local_late", "local_joint"])
+        yield from crossed(several, empty, nobody, slug="captured", **captured)
         # AOTAutograd refuses to differentiate twice.
         yield from crossed(each("backward", ["twofold"]), (empty, own), nobody, slug="callable", backend="callable")
         yield from crossed(once, states, hooks)

@@ -59,7 +59,7 @@ _LOCAL = {
     "CONS-13": ("lazy",),
     "CONS-29": ("expanded",),
     "CONS-14": ("two_device_types",),
-    "CONS-39": ("all_meta", "one_on_meta"),
+    "CONS-39": ("all_meta", "one_on_meta", "all_meta_on_first"),
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
@@ -114,10 +114,15 @@ def _errors() -> Iterator[Scenario]:
     yield from _error("CONS-16", "layer_less_on_last", 4, recover=True)
     for mistake in ("two_device_ids_on_first", "unknown_option_on_last two_device_ids_on_first"):
         yield from _error("CONS-16", mistake, (2, 3), recover=True)
+    for mistake in ("all_meta_on_first", "two_device_ids_on_first"):
+        yield from _error("CONS-16", mistake, 2, recover=True, late=True)
 
 
-def _error(requirement: str, mistake: str, worlds: Worlds, *, recover: bool = False) -> Iterator[Scenario]:
+def _error(
+    requirement: str, mistake: str, worlds: Worlds, *, recover: bool = False, late: bool = False
+) -> Iterator[Scenario]:
     asked = arguments(dashed(mistake).replace(" ", "-"), mistake=mistake, recover=recover)
+    asked |= arguments("late", late=True) if late else PLAIN
     needed = _IGNORING if "ignored" in mistake else PLAIN
     least = 1 if recover else 0
     yield from _grid(

@@ -1,5 +1,6 @@
 """Program `construction_error`: arguments that the constructor must reject on every rank, without damage."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "para
 _NO_GROUP = Raises(mentions=("group",))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
 _good_step = step_on(4, 3)
+#: What a DDP may decide by waiting, such as for another rank's refusal, is decided by then.
+_LATE_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,9 @@ MISTAKES: Mapping[str, Mistake] = {
     "larger_frozen": Mistake(partial(_other_on_last, other=torch.zeros(5), frozen=True), Raises(mentions=("mean",))),
     "all_meta": Mistake(lambda ctx: _layers(ctx).to("meta"), Raises(mentions=("meta",))),
     "one_on_meta": Mistake(_two_device_types, Raises(mentions=("meta", "2.weight"))),
+    "all_meta_on_first": Mistake(
+        lambda ctx: _layers(ctx).to("meta") if ctx.rank == 0 else _layers(ctx), Raises(mentions=("meta",))
+    ),
     "no_parameters": Mistake(lambda _: nn.ReLU(), _NOTHING_TO_TRAIN),
     "all_frozen": Mistake(lambda ctx: _layers(ctx).requires_grad_(False), _NOTHING_TO_TRAIN),
     "all_ignored": Mistake(_all_ignored, _NOTHING_TO_TRAIN),
@@ -217,8 +223,11 @@ MISTAKES: Mapping[str, Mistake] = {
 def construction_error(ctx: RankContext) -> None:
     """Make the mistakes that argument `mistake` names, in order; with `recover`, train a good module afterwards.
 
+    With `late` rank 0 begins later than other ranks wait for its report, in the middle of their comparison.
     Observes `construct`, for each the exception or None, and after a recovery `step0/grad/<name>`. All ranks run it.
     """
+    if ctx.arguments.get("late") and ctx.rank == 0:
+        time.sleep(_LATE_S)
     for place, mistake in enumerate(MISTAKES[name] for name in ctx.arguments["mistake"].split(" ")):
         with ctx.catching(f"construct{place or ''}", must=mistake.raises):
             ctx.wrap(mistake.module(ctx), **mistake.options(ctx))

@@ -86,10 +86,12 @@ def local_hooks(ctx: RankContext) -> None:
     """Train with hooks of argument `kind` (of `KINDS`), registered at `moment` (of `MOMENTS`), on every parameter.
 
     Arguments `of_two`: only every second parameter has one, from the first (0) or the second (1) on, `local`: backwards
-    under no_sync before each synchronised one, `branches`: those that ranks use. Observes `step<k>/seen/<name>`, what
-    the last call of each hook was given, and `step<k>/grad/<name>`. All ranks run it.
+    under no_sync before each synchronised one, `branches`: those that ranks use, `shared`: whether another wrapper of
+    the module lives, too. Observes `step<k>/seen/<name>`, what the last call of each hook was given, and
+    `step<k>/grad/<name>`. All ranks run it.
     """
     seen: dict[str, Tensor] = {}
     module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)
     step = _step_of(ctx.scenario, seen)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
+    wrappers = [ctx.wrap(module) for _ in range(1 + ctx.arguments.get("shared", False))]
+    observe_run(ctx, lambda: run_steps(ctx, module, wrappers[0], step, NUM_STEPS))

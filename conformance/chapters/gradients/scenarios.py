@@ -151,7 +151,7 @@ def _zero_grad() -> Iterator[Scenario]:
 _USES = {
     "GRAD-11": ("tensor_hooks",),
     "GRAD-12": ("gradient_set_before",),
-    "GRAD-13": ("create_graph",),
+    "GRAD-13": ("create_graph", "create_graph_idle"),
     "GRAD-14": ("retain_graph",),
     "GRAD-15": ("autograd_grad_first", "autograd_grad_on_one_rank", "gradient_penalty"),
     "GRAD-16": ("partial_backward",),
@@ -170,8 +170,9 @@ def _autograd_uses() -> Iterator[Scenario]:
     for requirement, uses in _USES.items():
         searching = UNUSED | Variant(also=("UNUSED-07",) if requirement == "GRAD-30" else ())
         # The search cannot look into reentrant checkpoints, as torch documents.
-        ways = (PLAIN.at(2, 3), VIEW) if requirement == "GRAD-28" else (PLAIN.at(2, 3), VIEW, searching)
+        every_way = (PLAIN.at(2, 3), VIEW) if requirement == "GRAD-28" else (PLAIN.at(2, 3), VIEW, searching)
         for use in uses:
+            ways = (searching, searching | VIEW) if use.endswith("idle") else every_way
             program = "refusable_use" if USES[use].refusal else "autograd_use"
             yield from _grid(requirement, dashed(use), program, 2, ways, ENDS_SOON, arguments={"use": use})
             if USES[use].build is layers:
@@ -315,8 +316,10 @@ def _local_hooks() -> Iterator[Scenario]:
             tried = ways[:1] if kind.slug == "returns" else ways
             yield from _grid("GRAD-39", moment, "local_hooks", 2, kind, tried, arguments={"moment": moment})
     halves = [arguments(f"of-two-{first}", of_two=first) for first in (0, 1)]
+    shared = arguments("shared", shared=True)
     for moment in MOMENTS_OF_HOOKS[1:]:
         kinds = each("kind", KINDS_OF_HOOKS[1:])
+        yield from _grid("GRAD-39", moment, "local_hooks", 2, kinds, EACH_ALONE | shared, arguments(moment=moment))
         when = arguments(moment=moment)
         yield from _grid("GRAD-39", moment, "local_hooks", 2, kinds, halves, (PLAIN, VIEW), when)
 

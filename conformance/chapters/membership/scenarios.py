@@ -107,6 +107,7 @@ def _accidents() -> Iterator[Scenario]:
                 yield from _course("MEMBER-09", "forgotten", 2, [(all_ranks, ["step", "step", "forward"]), again], way)
         once: Phase = (all_ranks, ["step", "bomb"])
         yield from _course("MEMBER-04", "", world_size, [once, again], _HOOK)
+        yield from _course("MEMBER-04", "local", world_size, [once, (all_ranks, ["local", "step", "step"])])
         yield from _course("MEMBER-04", "twice", world_size, [once, (all_ranks, ["bomb"]), again])
         yield from _course("MEMBER-09", "forgotten-at-first", world_size, [(all_ranks, ["forward"]), again])
 

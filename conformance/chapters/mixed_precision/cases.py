@@ -163,6 +163,7 @@ CASES: Mapping[str, Case] = {
     "two_forwards": Case(layers.Layers, _two_forwards),
     "frozen": Case(layers.Frozen, _ordinary),
     "between": Case(layers.WithPReLU, _ordinary),
+    "between_checkpoint": Case(lambda: layers.WithPReLU(checkpointed=True), _ordinary),
     "within": Case(layers.WithBlock, _ordinary),
     "casts_itself": Case(layers.CastsItself, _ordinary),
     "evaluating": Case(layers.Layers, _evaluating),

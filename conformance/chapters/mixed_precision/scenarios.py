@@ -154,6 +154,7 @@ def _wishes() -> Iterator[Scenario]:
         dtypes = precision.options["mixed_precision"]
         between = _precision(precision.slug, **dtypes, full_precision_modules=["PReLU"])
         yield from _case("MIXED-17", "between", (2, 3), between, kept)
+        yield from _case("MIXED-17", "between_checkpoint", 2, between, kept)
         uncast = _precision(precision.slug, **dtypes, cast_forward_inputs=False)
         yield from _case("MIXED-18", "casts_itself", (2, 3), uncast, Variant(needs=("cast_forward_inputs",)))
     whole = _precision("", param_dtype="bfloat16", full_precision_modules=["Sequential"])

@@ -237,6 +237,7 @@ def _local() -> Iterator[Scenario]:
     )
     apart = each("layout", ("side_by_side", "separate", "shared"))
     yield from _beside("NEIGH-09", "", 2, _PAIR, apart, arguments("first", local="first"), alone, seals, _USED_OR_LATER)
+    yield from _beside("NEIGH-01", "", 2, _PAIR, apart, seals[1], (_PLAIN, _STATIC))
     first_searches = arguments("first-searches", others={_FIND_UNUSED: False}, unused="first_tower") | _SEARCHING
     together = each("layout", ("side_by_side", "shared"))
     orders = arguments(""), arguments("by-rank", order="by_rank", num_steps=6)
