@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, run_steps
+from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
+from conformance.truth.steps import gradients
 
 WIDTH = 4
 #: When the step freezes: before its forward, or between forward and backward, when its graph is there.
@@ -62,10 +63,25 @@ def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
 def frozen_parameters(ctx: RankContext) -> None:
     """Train; in step k rank r has the parameters `frozen[k][r]` frozen; a DDP may refuse. All ranks run it.
 
+    With `keeps` what is frozen keeps the gradient of the step before.
     Observes `outcome`: `step<k>/grad/<name>` of all steps, or the exception that was raised.
     """
     module = with_integer_weights(Chain(), ctx.scenario.seed).to(ctx.device)
     num_steps = len(ctx.arguments["frozen"])
     step = _step_of(ctx.scenario)
     refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
+    run = _run_keeping if ctx.arguments.get("keeps") else run_steps
+    observe_run(ctx, lambda: run(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
+
+
+def _run_keeping(
+    ctx: RankContext, module: nn.Module, model: Any, step: Callable[[Any, RankStep], None], num_steps: int
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for index in range(num_steps):
+        frozen = tuple(ctx.arguments["frozen"][index][ctx.rank])
+        for name, parameter in module.named_parameters():
+            parameter.grad = parameter.grad if name.startswith(frozen) else None
+        step(model, rank_step(ctx, index))
+        facts |= gradients(f"step{index}", module)
+    return facts

@@ -203,6 +203,8 @@ def _frozen() -> Iterator[Scenario]:
         frozen = arguments(f"{slug}-before", frozen=plan)
         ways = _CHANGED_UNDER if slug == "everywhere" else _CHANGED_UNDER[:-1]
         yield from _grid("GRAD-32", "", "frozen_parameters", world_size, frozen, moments, ways, ENDS_SOON)
+    kept = arguments("everywhere-kept", frozen=plans["everywhere"][1], keeps=True)
+    yield from _grid("GRAD-32", "", "frozen_parameters", 2, kept, moments, (PLAIN, VIEW, UNUSED | VIEW), ENDS_SOON)
 
 
 def _changed() -> Iterator[Scenario]:

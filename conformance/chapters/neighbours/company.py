@@ -55,9 +55,9 @@ class Company:
     last one's first. `order`: ranks run their wrappers' forwards in the same order or, once no forward communicates,
     not. `unlike`: each tower but the first has one more parameter, which no rank uses, so that what wrappers exchange
     has different sizes. `joins`: the step before which the towers but the first are wrapped and begin to train, of a
-    layout in which none feeds another. `in_turn`: each step runs one of such towers, and no other. With `seals` towers
-    but the first return their rows behind a call. In layout `shared` the towers have what `shares` names in common, by
-    default the part whose gradient arrives last.
+    layout in which none feeds another. `in_turn`: each step runs one of such towers, and no other. The tower with number
+    `seals` returns its rows behind a call. In layout `shared` the towers have in common what `shares` names, by default
+    the part whose gradient arrives last.
     """
 
     layout: str = "side_by_side"
@@ -78,7 +78,7 @@ class Company:
     unlike: bool = False
     joins: int = 0
     in_turn: bool = False
-    seals: bool = False
+    seals: int = -1
     shares: str = "layers.0"
     num_steps: int = 4
 
@@ -333,7 +333,7 @@ def _towers(plan: Company, seed: int, device: torch.device) -> list[Tower]:
     towers = [first, *(Tower(plan.depth, shared) for _ in range(plan.num_towers - 1))]
     for index, tower in enumerate(towers):
         with_integer_weights(tower, seed, index).to(device)
-        tower.hides, tower.checkpoints, tower.seals = plan.hides, plan.checkpoints, plan.seals and index > 0
+        tower.hides, tower.checkpoints, tower.seals = plan.hides, plan.checkpoints, index == plan.seals
         if plan.unlike and index:
             tower.register_parameter("spare", nn.Parameter(torch.zeros(1, device=device)))
     return towers

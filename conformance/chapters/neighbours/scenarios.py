@@ -233,11 +233,11 @@ def _local() -> Iterator[Scenario]:
     yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
     alone, seals = (
         arguments("in-turn", in_turn=True, shares=f"branches.{DEPTH - 1}"),
-        (arguments(""), arguments("sealed", seals=True)),
+        (arguments(""), arguments("sealed", seals=1)),
     )
     apart = each("layout", ("side_by_side", "separate", "shared"))
     yield from _beside("NEIGH-09", "", 2, _PAIR, apart, arguments("first", local="first"), alone, seals, _USED_OR_LATER)
-    yield from _beside("NEIGH-01", "", 2, _PAIR, apart, seals[1], (_PLAIN, _STATIC))
+    yield from _beside("NEIGH-01", "", 2, _PAIR, apart, arguments("sealed", seals=0), (_PLAIN, _STATIC))
     first_searches = arguments("first-searches", others={_FIND_UNUSED: False}, unused="first_tower") | _SEARCHING
     together = each("layout", ("side_by_side", "shared"))
     orders = arguments(""), arguments("by-rank", order="by_rank", num_steps=6)
