@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -86,19 +87,21 @@ class _ReadThrough(dict[str, Any]):
     def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)
         self._own, self._replace = own, replace
-        self._shown: dict[str, Tensor] = {}
+        self._shown: dict[str, weakref.ref[Tensor]] = {}  # a forward frees what it has done with
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         own = self._own.get(name)
         if own is None or own is not value:
             return value
-        self._shown[name] = shown = self._replace(own)
+        shown = self._replace(own)
+        self._shown[name] = weakref.ref(shown)
         return shown
 
     def __setitem__(self, name: str, value: Any) -> None:
         # `functional_call` puts back what it was shown.
-        is_shown = value is not None and value is self._shown.get(name)
+        shown = self._shown.get(name)
+        is_shown = shown is not None and value is not None and value is shown()
         super().__setitem__(name, self._own[name] if is_shown else value)
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -10,6 +10,7 @@ from conformance.models.integers import integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, program
 from conformance.programs.offered import offered_beside
+from conformance.programs.registry import program_without_truth
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Close, Raises
@@ -101,6 +102,24 @@ def normalised_training(ctx: RankContext) -> None:
     for name, value in _train(ctx.wrap(module), module, batches).items():
         ctx.observe(name, value)
     ctx.observe("evaluated", module.eval()(batches[0][0]).detach())
+
+
+@program_without_truth("normalised_value", invariants=("leaves_no_trace",))
+def normalised_value(ctx: RankContext) -> None:
+    """Normalise one row on rank 0 and none elsewhere; observes `raised`. All ranks run it.
+
+    Does not apply where `penalised_norm` does not.
+    """
+    model = ctx.wrap(_offered(ctx).to(ctx.device))
+    rows = _data(ctx.rank, "row", 1 if ctx.rank == 0 else 0).float().to(ctx.device)
+    with ctx.catching("raised"):
+        model(rows)
+
+
+@normalised_value.expects
+def _refused(scenario: Scenario) -> Mapping[int, Facts]:
+    refusal = Raises(("ValueError", "RuntimeError"))
+    return {key: {"raised": refusal} for key in range(scenario.world_size)}
 
 
 def _used(scenario: Scenario) -> nn.Module:

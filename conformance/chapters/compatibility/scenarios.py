@@ -52,6 +52,8 @@ def _more_from_users() -> Iterator[Scenario]:
     yield from _grid("COMPAT-03", "moved", "moved_arguments", (1, 2))
     yield from _grid("COMPAT-04", "", training, 2, arguments("by-hand", by_hand=True), _VARIANTS, ENDS_SOON)
     yield from _grid("COMPAT-05", "reference", "remote_references", 2, _MORE_RANKS, slow)
+    distributed = arguments("distributed", distributed=True)
+    yield from _grid("COMPAT-05", "reference", "remote_references", 2, distributed, slow)
     between = arguments("local-between", local_between=True)
     yield from _grid("COMPAT-05", "reference", "remote_references", 2, between, slow, needs=("no_sync",))
     yield from _grid("COMPAT-06", "names", "documented_names", 1)
@@ -69,6 +71,7 @@ def _more_from_users() -> Iterator[Scenario]:
         )
     ]
     yield from _grid("COMPAT-16", "", "normalised_training", (2, 3), norms, ENDS_SOON)
+    yield from _grid("COMPAT-16", "one-value", "normalised_value", (1, 2), ENDS_SOON, min_collectives=0)
     planes = [arguments(f"{len(beyond) + 2}-dimensions", beyond=beyond) for beyond in ([3], [3, 2], [2, 1, 3])]
     yield from _grid("COMPAT-16", "", "normalised_training", 2, planes, norms[0], ENDS_SOON)
     converted = each("converted", ("training", "evaluating"))

@@ -4,7 +4,7 @@ import gc
 import inspect
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -230,17 +230,37 @@ def _alone_in_rpc() -> Iterator[None]:
             dist.rpc.shutdown()
 
 
-def _referred_step(ctx: RankContext, model: Any, turn: RankStep) -> None:
+def _referred_step(ctx: RankContext, model: Any, turn: RankStep) -> Mapping[str, Any]:
     def loss(micro: int) -> Tensor:
         output = turn.forward(model, turn.inputs(4, 3, micro=micro), _uses_spare(ctx.scenario, turn.rank))
         return turn.loss(output if isinstance(output, Tensor) else output.local_value(), micro=micro)
 
+    if ctx.arguments.get("distributed"):
+        found = _distributed(model.module, turn, lambda: loss(0))
+        return {f"distributed/{name}": gradient for name, gradient in found.items()}
     awaited = loss(0)
     if ctx.arguments.get("local_between"):
         with ctx.no_sync(model):
             between = loss(1)
         turn.backward(between)
     turn.backward(awaited)
+    return {}
+
+
+def _distributed(module: nn.Module, turn: RankStep, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Return the gradients that torch.distributed.autograd leaves in the context of a forward; without RPC, `.grad`."""
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if dist.rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        with dist.autograd.context() as number:
+            awaited = loss()
+            with turn.phase("backward"):
+                dist.autograd.backward(number, [awaited])
+            found: Mapping[Tensor, Tensor] = dist.autograd.get_gradients(number)
+    else:
+        turn.backward(loss())
+        found = {one: one.grad for one in named.values() if one.grad is not None}
+        module.zero_grad()
+    return {name: found[one] for name, one in named.items() if one in found}
 
 
 @program("remote_references", invariants=("same_collectives", "nothing_in_flight"))
@@ -248,7 +268,8 @@ def remote_references(ctx: RankContext) -> None:
     """Train three steps of a module that returns an RRef. Observes gradients. All ranks run it.
 
     With argument `rpc` false it returns what the RRef would hold. With `local_between` a forward and a backward under
-    no_sync lie between a step's forward and its backward.
+    no_sync lie between a step's forward and its backward; with `distributed` that is torch.distributed.autograd's, and
+    its gradients are observed.
     """
     module = _Referring(_build(ctx.scenario)).to(ctx.device)
     with _alone_in_rpc() if ctx.arguments.get("rpc", True) else nullcontext():

@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from conformance.models.buffer_values import BUFFERS, stored_value
@@ -60,6 +60,8 @@ def initial_state(ctx: RankContext) -> None:
 def composite_state(ctx: RankContext) -> None:
     """Wrap modules with a frozen parameter and a buffer that are made of two tensors, several times over.
 
+    Another buffer is of a class of tensors that changes nothing.
+
     Observes `parts`, the values of every part and of the plain parameters, or the refusal. All ranks run it.
     """
     modules = [_composite(ctx, ctx.rank) for _ in range(10)]
@@ -75,7 +77,11 @@ def composite_state(ctx: RankContext) -> None:
 
 
 #: What `_parts` returns of rank 0's module.
-_OF_RANK_0 = ([10.0] * 9 + [20.0] * 9) * 2 + [0.0] * 15
+_OF_RANK_0 = ([10.0] * 9 + [20.0] * 9) * 2 + [30.0] * 3 + [0.0] * 15
+
+
+class _Marked(Tensor):
+    """A tensor like any other."""
 
 
 def _composite(ctx: RankContext, rank: int) -> nn.Module:
@@ -86,10 +92,16 @@ def _composite(ctx: RankContext, rank: int) -> nn.Module:
     made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
     module[0].weight = nn.Parameter(made[0], requires_grad=False)
     module.register_buffer("table", made[1])
+    module.register_buffer("marked", torch.full((3,), rank + 30.0, device=ctx.device).as_subclass(_Marked))
     return module
 
 
 def _parts(module: Any) -> list[float]:
     made = (module[0].weight, module.table)
-    tensors = [part for each in made for part in (each.a, each.b)] + [module[0].bias, module[1].weight, module[1].bias]
+    tensors = [part for each in made for part in (each.a, each.b)] + [
+        module.marked,
+        module[0].bias,
+        module[1].weight,
+        module[1].bias,
+    ]
     return [value for tensor in tensors for value in tensor.detach().flatten().tolist()]

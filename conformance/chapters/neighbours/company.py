@@ -55,7 +55,7 @@ class Company:
     last one's first. `order`: ranks run their wrappers' forwards in the same order or, once no forward communicates,
     not. `unlike`: each tower but the first has one more parameter, which no rank uses, so that what wrappers exchange
     has different sizes. `joins`: the step before which the towers but the first are wrapped and begin to train, of a
-    layout in which none feeds another. `in_turn`: each step runs one of such towers, and no other. The tower with number
+    layout in which none feeds another. `in_turn`: each step runs one of such towers and no other. The tower with number
     `seals` returns its rows behind a call. In layout `shared` the towers have in common what `shares` names, by default
     the part whose gradient arrives last.
     """
