@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -80,8 +81,8 @@ def _parts(value: Any) -> Sequence[Any]:
         return [kind.__getitem__(value, place) for place in range(kind.__len__(value))]
     if not isinstance(value, Mapping) and not is_dataclass(value):
         return ()
-    named = [(kind, name) for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-    slots = [vars(kind)[name] for kind, name in named if name in vars(kind)]
+    every = [each for kind in type(value).__mro__ if "__slots__" in vars(kind) for each in vars(kind).values()]
+    slots = [each for each in every if isinstance(each, MemberDescriptorType)]
     return [*getattr(value, "__dict__", {}).values(), *(each for slot in slots for each in _set(slot, value))]
 
 

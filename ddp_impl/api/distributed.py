@@ -498,6 +498,10 @@ class DistributedDataParallel(JoinedWrapper):
                 self.register_comm_hook(state, hook)
 
 
+#: All backwards that compiled autograd runs have number -1.
+_OF_NO_BACKWARD = -2
+
+
 class InGraphBackwards:
     """Who averages when a backward reaches a forward that was compiled to average: its graph, or the reducer.
 
@@ -511,12 +515,12 @@ class InGraphBackwards:
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._num_forwards = 0  # since the last such backward that accumulates began
-        self._number = -1  # of that backward
+        self._number = _OF_NO_BACKWARD  # the number of that backward
         self._is_plain = True
         mine = weakref.ref(self)
 
         @torch.compiler.assume_constant_result
-        def captures_plain() -> bool:  # asked when a captured backward is traced: another one is captured anew
+        def captures_plain() -> bool:  # Dynamo calls it while it traces a captured backward, and keeps the answer
             return (it := mine()) is not None and it.is_plain()
 
         self._captures_plain = captures_plain
@@ -537,7 +541,8 @@ class InGraphBackwards:
     def _reached(self, averages: InGraphReducer) -> None:
         if torch.compiler.is_dynamo_compiling():
             if not self._captures_plain():
-                break_graph()  # and run as it is; an error with fullgraph=True
+                break_graph(msg=messages.CAPTURED_WITH_MORE)  # and run as it is; an error with fullgraph=True
+            self._num_forwards = 0
             return
         number = current_backward()  # -1 in each that compiled autograd runs
         if number != self._number or (number == -1 and self._num_forwards):
@@ -551,7 +556,13 @@ class InGraphBackwards:
                 self._num_forwards = 0
                 if not self._is_plain:
                     self._reducer.output_reached()
+                    self._reducer.after_captured.append(partial(self._captured_is_over, averages))
         averages.take_effect(self._is_plain)
+
+    def _captured_is_over(self, averages: InGraphReducer) -> None:
+        """Let the graph average again: a backward that is captured next may be plain, and asks nobody."""
+        self._number = _OF_NO_BACKWARD
+        averages.take_effect(True)
 
     def _accumulated(self) -> list[bool]:
         """Return which parameters get a gradient in this backward."""

@@ -167,6 +167,11 @@ def captured_without_gradients(rank: int) -> str:
     )
 
 
+CAPTURED_WITH_MORE = (
+    "The graph of a forward averages its gradients, and this backward accumulates more than these: .grad holds "
+    "something, a hook of the user's is on a parameter, or another forward takes part. The reducer averages them if "
+    "backwards are compiled without fullgraph=True."
+)
 _REDUCER_AVERAGES = "so the reducer averages them from hooks, as without it, and graphs are cut where buckets end"
 
 #: What a rank says once when averages cannot be part of graphs because there are several.

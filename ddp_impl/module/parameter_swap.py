@@ -58,7 +58,10 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
-        """Show `replace(each)` to whoever reads a parameter of `root`, or its stand-in; nested use changes nothing."""
+        """Show `replace(each)` to whoever reads a parameter of `root`, or its stand-in; nested use changes nothing.
+
+        `replace` must return the same tensor for a parameter as long as anybody holds that.
+        """
         if self.active:
             yield
             return

@@ -257,7 +257,7 @@ class Tally:
 
 
 class Order:
-    """Counts, where a wrapper learns and the backend numbers collectives, what precedes a gradient."""
+    """Counts, where a wrapper learns, what precedes a gradient: arrivals, and collectives if a backend numbers them."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.tally: Tally | None = None

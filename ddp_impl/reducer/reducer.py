@@ -126,6 +126,7 @@ class Reducer:
         self.engine_run_is_over()
         self._backward = Backward()  # the last one that this wrapper took part in
         self._local: Backward | None = None  # one of forwards under `no_sync`, while it runs
+        self.after_captured: list[Callable[[], None]] = []  # called once, when a captured backward ends
         self._local_is_reached = False  # one that has reached an output runs; kept where wrappers share parameters
         self._local_run = -2  # the number of the last backward that reached an output of a forward under `no_sync`
         self._num_triggers = 0  # how often the user has asked for a reduction by hand, after a local forward
@@ -540,6 +541,8 @@ class Reducer:
 
     def compiled_backward_ended(self) -> None:
         """Note the end of a backward that compiled autograd ran; its averages are handed out already."""
+        while self.after_captured:
+            self.after_captured.pop()()
         self._backward.is_compiled = False
         iteration = self.reduction.iteration
         if iteration.run is Run.RUNS and iteration.progress is not Progress.SENT:
@@ -569,7 +572,8 @@ class Reducer:
             reduction.order.iteration_begins()
         self.expectation = self._chosen
         self._chosen.iteration_begins()
-        if self.hooks.run_after_user_hooks():  # in the order of forwards, which wrappers that share a parameter keep
+        # In the order of forwards, which wrappers that share a parameter keep.
+        if self.hooks.run_after_user_hooks():
             self.find_user_hooks()
 
     def watch_backward(self) -> None:

@@ -48,7 +48,7 @@ def keep_out_of_graphs(function: _Function) -> _Function:
 
 
 #: Has Dynamo, where it traces this call, end its graph; what made the call runs as it is.
-break_graph: Callable[[], None] = torch._dynamo.graph_break
+break_graph: Callable[..., None] = torch._dynamo.graph_break
 #: What intercepts the frames of this thread: None when nothing is being compiled. A C function: asking costs a few ns
 #: in every forward, and is no frame that could itself be intercepted.
 frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback

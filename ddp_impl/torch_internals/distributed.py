@@ -50,7 +50,7 @@ def counter_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], i
         count()
     except (RuntimeError, AttributeError):  # a backend of the user's own, or one without numbers
         return None
-    return torch.compiler.disable(count)  # Dynamo traces hooks of a backward that it captures, and warns of a builtin
+    return torch.compiler.disable(count)  # Dynamo, which may trace the hook that calls it, warns of C++ functions
 
 
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:

@@ -95,7 +95,7 @@ class Peers:
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
         if not copy_of:
-            for other in self.company.wrappers:
+            for other in self.company.living():
                 other._is_past = other._is_past or bool(other.lost or other.broke_off)
             self.company.has_failed = False
         self.company.wrappers[self] = None
@@ -202,7 +202,7 @@ class Peers:
         """Return why no collective of this wrapper may follow: one failed here, or a backward broke off here alone."""
         if self.lost or not self.company.has_failed:
             return self.lost
-        for other in [other for other in self.company.wrappers if other is not self and not other._is_past]:
+        for other in [other for other in self.company.living() if other is not self and not other._is_past]:
             if not other.lost and other.broke_off and len(other.reports() or ()) < size_of(self.group) - 1:
                 other.lost = messages.broke_off_here(rank_in(self.group))
             if other.lost:
@@ -416,6 +416,10 @@ class _Company:
         """Return that of `group`; of no group, to which this rank does not belong, one that nobody shares."""
         return _companies.setdefault(group, _Company()) if isinstance(group, dist.ProcessGroup) else _Company()
 
+    def living(self) -> list[Peers]:
+        """Return the wrappers, also in a thread while another one builds some."""
+        return [peers for reference in self.wrappers.keyrefs() if (peers := reference()) is not None]
+
     def count(self, copy_of: str = "") -> int:
         """Return how many wrappers, or copies of one, the group had before this one."""
         self._counts[copy_of] += 1
@@ -505,9 +509,8 @@ _began = _process_began()
 
 def all_peers() -> list[Peers]:
     """Return the peers of every wrapper of this process, also in a thread while another one builds wrappers."""
-    companies = [_companies.get(group) for reference in _companies.keyrefs() if (group := reference()) is not None]
-    references = [each for company in companies if company is not None for each in company.wrappers.keyrefs()]
-    return [peers for reference in references if (peers := reference()) is not None]
+    groups = [group for reference in _companies.keyrefs() if (group := reference()) is not None]
+    return [peers for group in groups for peers in _companies[group].living()]
 
 
 def _begin_as_a_fork() -> None:

@@ -82,6 +82,21 @@ def _again(turn: _Turn) -> None:
     turn.backward(loss)
 
 
+def _again_into_nothing(turn: _Turn) -> None:
+    """Run a backward twice: into what `.grad` holds, and into None."""
+    loss = turn.loss()
+    turn.backward(loss, retain_graph=True)
+    for parameter in turn.model.parameters():
+        parameter.grad = None
+    turn.backward(loss)
+
+
+def _growing(turn: _Turn) -> None:
+    """Take one row more in every other step."""
+    inputs = turn.rank.inputs(2 + turn.rank.step // 2, _WIDTH).requires_grad_()
+    turn.backward(turn.rank.loss(turn.forward(inputs)))
+
+
 def _two_losses(turn: _Turn) -> None:
     output = turn.forward(turn.inputs())
     turn.backward(turn.rank.loss(output), retain_graph=True)
@@ -148,6 +163,8 @@ BACKWARDS: Mapping[str, tuple[Callable[[_Turn], None], int]] = {
     "by_inputs_first": (_by_inputs_first, 1),
     "by_parameters_first": (_by_parameters_first, 1),
     "again": (_again, 2),
+    "again_into_nothing": (_again_into_nothing, 2),
+    "growing": (_growing, 1),
     "two_losses": (_two_losses, 2),
     "two_forwards": (_two_forwards, 1),
     "two_forwards_apart": (_two_forwards_apart, 2),

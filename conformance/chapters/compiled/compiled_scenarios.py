@@ -89,8 +89,11 @@ class CompiledScenarios:
         given = {"phases": [[members, ["step", "step"]] for members in phases], "num_captured": [1, 1], **rest}
         yield from self.compiled(requirement, f"{len(phases)}-phases", "membership", worlds, **given)
 
-    def backwards(self, requirement: str) -> Iterator[Scenario]:
-        """Yield all ways to run a backward, all hooks, and what `.grad` holds, for what is compiled in any way."""
+    def backwards(self, requirement: str, *, whole: bool = False) -> Iterator[Scenario]:
+        """Yield all ways to run a backward, all hooks, and what `.grad` holds, for what is compiled in any way.
+
+        With `whole` a backward can be captured as a whole, too.
+        """
         once, nobody = arguments(backward="once"), arguments(hook="nobody")
         empty, own = each("state", ["none", "own"])
         run, states, hooks = (
@@ -111,6 +114,13 @@ class CompiledScenarios:
         captured = {"backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
         several = each("backward", ["two_losses", "two_forwards", "local_first", "local_late", "local_joint"])
         yield from crossed(several, empty, nobody, slug="captured", **captured)
+        zeros = arguments("zeros", state="zeros")
+        yield from crossed(
+            arguments("again", backward="again_into_nothing"), zeros, nobody, slug="captured", **captured
+        )
+        if whole:
+            growing = arguments("growing", backward="growing")
+            yield from crossed(growing, empty, nobody, slug="whole", **{**captured, "whole_backward": True})
         # AOTAutograd refuses to differentiate twice.
         yield from crossed(each("backward", ["twofold"]), (empty, own), nobody, slug="callable", backend="callable")
         yield from crossed(once, states, hooks)

@@ -20,7 +20,7 @@ _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "para
 _NO_GROUP = Raises(mentions=("group",))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
 _good_step = step_on(4, 3)
-#: What a DDP may decide by waiting, such as for another rank's refusal, is decided by then.
+#: Longer than `ddp_impl` waits for another rank's refusal.
 _LATE_S = 1.5
 
 

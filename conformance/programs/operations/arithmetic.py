@@ -86,7 +86,7 @@ def misrounded(op: str, parts: Sequence[Tensor], got: Tensor) -> str:
         "to the nearest, but halves away from zero": torch.where(is_half, outer, near),
         "to the nearest, but halves towards zero": torch.where(is_half, inner, near),
     }
-    how = next((way for way, values in ways.items() if torch.equal(values, got)), "some of them to the farther number")
+    how = next((way for way, values in ways.items() if torch.equal(values, got)), "in no one way")
     return f"they were rounded {how}"
 
 

@@ -130,8 +130,8 @@ def roundings(name: str, op: str, length: int, *, source: int, target: int, turn
     """Return the elements of rank `source` of `size`, as `numbers` does, for results that must be rounded, once.
 
     In each element two ranks pass numbers of all digits and the others nothing, that is 0, or 1 to a PRODUCT. So the
-    result does not depend on the order, nor on a wider dtype in between. Some sums lie halfway between two numbers of
-    the dtype, or next to that, or less than half a digit above the greatest one.
+    result does not depend on the order, nor on a wider dtype in between; that of AVG if `size` is a power of two. Some
+    sums lie halfway between two numbers, or next to that, or less than half a digit above the greatest one.
     """
     dtype = dtype_of(name)
     eps, most = torch.finfo(dtype).eps, torch.finfo(dtype).max
@@ -146,14 +146,14 @@ def roundings(name: str, op: str, length: int, *, source: int, target: int, turn
             (half, half * (1 - half), half * (1 + eps), half * (1 - half) * most / (2 - eps))
         ):
             two[case == number] = addend
-        one[case == number] = most
+        one[case == 3] = most
         two = two * _sign(noise)
     none = torch.full_like(one, op == "PRODUCT")
     return torch.where(first == source, one * _sign(noise), torch.where(second == source, two, none)).to(dtype)
 
 
 def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
-    """Return the exact reduction of the ranks' tensors in their dtype; of bool SUM, MAX are or, PRODUCT, MIN and."""
+    """Return the reduction of the ranks' tensors, rounded to their dtype; of bool SUM, MAX are or, PRODUCT, MIN and."""
     dtype = parts[0].dtype
     if dtype == torch.bool:
         stacked = torch.stack(list(parts))

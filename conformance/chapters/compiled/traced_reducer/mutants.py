@@ -44,8 +44,8 @@ def AveragesUnderNoSync(ddp: Ours, averages_in_graph: Call) -> Any:
     return found
 
 
-@replaces(InGraphBackwards, "nothing_else_accumulates")
-def AveragesWhatItComputes(backwards: InGraphBackwards, nothing_else_accumulates: Call, reached: Any) -> bool:
+@replaces(InGraphBackwards, "is_plain")
+def AveragesWhatItComputes(backwards: InGraphBackwards, is_plain: Call) -> bool:
     """BUG: a graph averages what it computes, whatever `.grad` holds before and whichever hooks follow."""
     return True
 

@@ -15,7 +15,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _features()
     yield from _graphs()
     yield from _others()
-    yield from _make.backwards("TRACE-25")
+    yield from _make.backwards("TRACE-25", whole=True)
 
 
 def _numbers() -> Iterator[Scenario]:
