@@ -299,7 +299,7 @@ def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
         (50.0, False, [(40.0, 4.0)] * 8, "8 of 8 ranks run for 32"),
         (49.0, True, [(45.0, 0.1)], ""),
         (50.0, False, [(5.0, 0.1), (5.0, 0.1)], ""),
-        (50.0, True, [(45.0, 5.0), (45.0, 50.0)], ""),
+        (50.0, True, [(45.0, 6.0), (45.0, 50.0)], ""),
     ],
     ids=["waited", "waits", "in lockstep", "beside one", "many", "before the end", "sleep", "compute"],
 )

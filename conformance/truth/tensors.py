@@ -81,7 +81,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return [kind.__getitem__(value, place) for place in range(kind.__len__(value))]
     if not isinstance(value, Mapping) and not is_dataclass(value):
         return ()
-    every = [each for kind in type(value).__mro__ if "__slots__" in vars(kind) for each in vars(kind).values()]
+    every = [each for kind in type.mro(type(value)) if "__slots__" in vars(kind) for each in vars(kind).values()]
     slots = [each for each in every if isinstance(each, MemberDescriptorType)]
     return [*getattr(value, "__dict__", {}).values(), *(each for slot in slots for each in _set(slot, value))]
 

@@ -519,7 +519,7 @@ class InGraphBackwards:
         self._is_plain = True
         mine = weakref.ref(self)
 
-        @torch.compiler.assume_constant_result
+        @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
         def captures_plain() -> bool:  # Dynamo calls it while it traces a captured backward, and keeps the answer
             return (it := mine()) is not None and it.is_plain()
 

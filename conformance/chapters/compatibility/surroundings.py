@@ -254,8 +254,8 @@ def _distributed(module: nn.Module, turn: RankStep, loss: Callable[[], Tensor]) 
         with dist.autograd.context() as number:
             awaited = loss()
             with turn.phase("backward"):
-                dist.autograd.backward(number, [awaited])
-            found: Mapping[Tensor, Tensor] = dist.autograd.get_gradients(number)
+                dist.autograd.backward(number, [awaited])  # type: ignore[attr-defined]
+            found: Mapping[Tensor, Tensor] = dist.autograd.get_gradients(number)  # type: ignore[attr-defined]
     else:
         turn.backward(loss())
         found = {one: one.grad for one in named.values() if one.grad is not None}
