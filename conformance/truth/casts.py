@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.truth.tensors import stored
+
 
 @dataclass
 class LowPrecision:
@@ -169,15 +171,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any, made: dict[int
     if isinstance(value, list):
         replaced[:] = [map_tensors(function, item, made) for item in value]
         return replaced
-    for name, item in list((value if isinstance(value, dict) else _attributes(value)).items()):
+    for name, item in list((value if isinstance(value, dict) else stored(value)).items()):
         if isinstance(value, dict):
             replaced[name] = map_tensors(function, item, made)
         else:
             object.__setattr__(replaced, name, map_tensors(function, item, made))
     return replaced
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of a dataclass by name; with slots it has no others than its fields."""
-    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
-    return {**fields, **getattr(value, "__dict__", {})}

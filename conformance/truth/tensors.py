@@ -1,6 +1,7 @@
 """Functions of `PlainDDP` on tensors: copies, layouts, the tensors of an output and their graphs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from types import MemberDescriptorType
 from typing import Any
@@ -79,16 +80,15 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, (list, tuple)):
         kind: Any = list if isinstance(value, list) else tuple
         return [kind.__getitem__(value, place) for place in range(kind.__len__(value))]
-    if not isinstance(value, Mapping) and not is_dataclass(value):
-        return ()
-    every = [each for kind in type.mro(type(value)) if "__slots__" in vars(kind) for each in vars(kind).values()]
-    slots = [each for each in every if isinstance(each, MemberDescriptorType)]
-    return [*getattr(value, "__dict__", {}).values(), *(each for slot in slots for each in _set(slot, value))]
+    return list(stored(value).values()) if isinstance(value, Mapping) or is_dataclass(value) else ()
 
 
-def _set(slot: Any, value: Any) -> Sequence[Any]:
-    """Return what a slot of `value` holds; nothing if it is not set."""
-    try:
-        return (slot.__get__(value),)
-    except AttributeError:
-        return ()
+def stored(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object holds, in its dictionary or in slots, by name; none that is not set."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type.mro(type(value)):
+        for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):
+                    found[name] = slot.__get__(value)
+    return found

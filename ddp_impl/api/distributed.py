@@ -64,7 +64,7 @@ from ddp_impl.reducer.company import Construction, company
 from ddp_impl.reducer.iteration import Progress
 from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import take_over_optimizers
-from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward
+from ddp_impl.torch_internals.autograd import brought_by_backward, current_backward, in_compiled_backward
 from ddp_impl.torch_internals.compile import break_graph, frame_callback
 from ddp_impl.torch_internals.tensors import (
     has_tensor_hooks,
@@ -498,7 +498,7 @@ class DistributedDataParallel(JoinedWrapper):
                 self.register_comm_hook(state, hook)
 
 
-#: All backwards that compiled autograd runs have number -1.
+#: No backward has this number; one that runs whole in a graph has -1.
 _OF_NO_BACKWARD = -2
 
 
@@ -544,11 +544,11 @@ class InGraphBackwards:
                 break_graph(msg=messages.CAPTURED_WITH_MORE)  # and run as it is; an error with fullgraph=True
             self._num_forwards = 0
             return
-        number = current_backward()  # -1 in each that compiled autograd runs
+        number, is_captured = current_backward(), in_compiled_backward()  # one that runs whole in a graph has -1
         if number != self._number or (number == -1 and self._num_forwards):
             self._number, self._is_plain = number, False
             accumulates = any(self._accumulated())
-            if number == -1 and not accumulates:  # a captured one after it would not ask again
+            if is_captured and not accumulates:  # a captured one after it would not ask again
                 rank = self._reducer.reduction.rank
                 raise self._reducer.reduction.error(messages.captured_without_gradients(rank))
             if accumulates:
@@ -556,8 +556,9 @@ class InGraphBackwards:
                 self._num_forwards = 0
                 if not self._is_plain:
                     self._reducer.output_reached()
-                    self._reducer.after_captured.append(partial(self._captured_is_over, averages))
         averages.take_effect(self._is_plain)
+        if is_captured and not self._is_plain:
+            self._reducer.after_captured.append(partial(self._captured_is_over, averages))
 
     def _captured_is_over(self, averages: InGraphReducer) -> None:
         """Let the graph average again: a backward that is captured next may be plain, and asks nobody."""

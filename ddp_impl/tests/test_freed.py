@@ -136,6 +136,16 @@ def test_graphs_keep_no_wrapper(optimize_ddp: str) -> None:
     assert [parameter() for parameter in parameters] == [None] * len(parameters)
 
 
+def test_backwards_that_a_graph_leaves_to_the_reducer_leave_nothing_to_call() -> None:
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        compiled: Any = torch.compile(ddp, backend="aot_eager")
+        for _ in range(3):  # into a `.grad` that is there, from the second step on
+            compiled(torch.ones(1, 2)).sum().backward()
+    assert not ddp._in_graph_backwards._is_plain, "the graph averaged the last one itself"
+    assert ddp.reducer.after_captured == []
+
+
 def test_a_wrapper_around_another_is_freed_though_the_other_awaits_a_backward() -> None:
     """After a forward under `no_sync` a reducer keeps nodes of outputs, which are those of the wrapper around it."""
     module: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
@@ -19,6 +20,7 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder as CollectiveRecorder
 from ddp_impl import DistributedDataParallel
+from ddp_impl.base.errors import ReductionError
 from ddp_impl.compile.compiled_calls import WhereAveraged
 from ddp_impl.compile.fusion import Fusion
 from ddp_impl.tests.compiled_models import (
@@ -236,6 +238,16 @@ def test_under_a_backend_without_a_place_for_passes_the_reducer_averages(recorde
     recorder.start()
     backward(recorder, call(torch.ones(2, WIDTH)))
     assert issued(recorder) == [("all_reduce", "float32")] * 2
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_captured_backward_that_accumulates_nothing_is_refused() -> None:
+    """Else the graph would average what `torch.autograd.grad` computes on this rank alone."""
+    call, rows = torch.compile(wrap(layers(2)), backend="aot_eager"), torch.ones(2, WIDTH).requires_grad_()
+    loss = call(rows).sum()
+    captured = torch._dynamo.compiled_autograd._enable(lambda gm: torch.compile(gm, backend="aot_eager"))
+    with captured, pytest.raises(ReductionError, match=r"accumulates none, such as torch\.autograd\.grad"):
+        torch.autograd.grad(loss, rows)
 
 
 def test_any_backend_made_by_aot_autograd_is_given_fused_graphs(recorder: CollectiveRecorder) -> None:

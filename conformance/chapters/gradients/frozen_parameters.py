@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.programs import RankContext, observe_run, program, rank_step, run_steps
+from conformance.programs import RankContext, observe_run, program, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
-from conformance.truth.steps import gradients
 
 WIDTH = 4
 #: When the step freezes: before its forward, or between forward and backward, when its graph is there.
@@ -44,10 +43,13 @@ def _freeze(model: Any, frozen: Sequence[str]) -> None:
 
 def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
     plan: Sequence[Sequence[Sequence[str]]] = scenario.arguments["frozen"]
-    moment = scenario.arguments["moment"]
+    moment, keeps = scenario.arguments["moment"], scenario.arguments.get("keeps", False)
+    before: dict[str, Tensor | None] = {}
 
     def step(model: Any, turn: RankStep) -> None:
         frozen = plan[turn.step][turn.rank]
+        for name, parameter in model.module.named_parameters() if keeps else ():
+            parameter.grad = before.get(name) if name.startswith(tuple(frozen)) else None
         _thaw(model.module, frozen)
         if moment == "forward":
             _freeze(model.module, frozen)
@@ -55,6 +57,7 @@ def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
         if moment == "backward":
             _freeze(model.module, frozen)
         turn.backward(loss)
+        before.update((name, parameter.grad) for name, parameter in model.module.named_parameters())
 
     return step
 
@@ -70,18 +73,4 @@ def frozen_parameters(ctx: RankContext) -> None:
     num_steps = len(ctx.arguments["frozen"])
     step = _step_of(ctx.scenario)
     refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
-    run = _run_keeping if ctx.arguments.get("keeps") else run_steps
-    observe_run(ctx, lambda: run(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
-
-
-def _run_keeping(
-    ctx: RankContext, module: nn.Module, model: Any, step: Callable[[Any, RankStep], None], num_steps: int
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for index in range(num_steps):
-        frozen = tuple(ctx.arguments["frozen"][index][ctx.rank])
-        for name, parameter in module.named_parameters():
-            parameter.grad = parameter.grad if name.startswith(frozen) else None
-        step(model, rank_step(ctx, index))
-        facts |= gradients(f"step{index}", module)
-    return facts
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)

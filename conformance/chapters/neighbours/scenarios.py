@@ -53,6 +53,8 @@ _WIDE = options("wide", mixed_precision={"param_dtype": "float64", "reduce_dtype
 _SEARCHING = FIND.named("")
 _FIND_UNUSED = "find_unused_parameters"
 _KINDS = (_PLAIN, _FIND, VIEW | _SEARCHING, _STATIC, _STATIC | _FIND, _WIDE | _SEARCHING)
+#: Layouts in which no wrapper feeds another.
+_APART = each("layout", ("side_by_side", "separate", "shared"))
 #: What wrappers in groups of their own leave unused, and the search that it needs.
 _USED_OR_LATER = (arguments("none", unused="none"), arguments("later", unused="later") | _SEARCHING)
 
@@ -101,6 +103,7 @@ def _everything_used() -> Iterator[Scenario]:
     """Nothing unused: every DDP must be right beside every neighbour."""
     layouts = each("layout", LAYOUTS[1:])
     yield from _beside("NEIGH-01", "", (2, 3), _PAIR, layouts, (_PLAIN, _FIND, _STATIC))
+    yield from _beside("NEIGH-01", "", 2, _PAIR, _APART, arguments("sealed", seals=0), (_PLAIN, _STATIC))
     as_a_bucket, otherwise = arguments(as_a_bucket=True).at(2), arguments(as_a_bucket=False).at(3)
     kinds = (_PLAIN | otherwise, _FIND | as_a_bucket, _STATIC | otherwise)
     yield from _beside("NEIGH-02", "", (), _PAIR, arguments(layout="alone"), each("collective", PLACES), kinds)
@@ -231,13 +234,9 @@ def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
 def _local() -> Iterator[Scenario]:
     layouts = each("layout", LAYOUTS[1:])
     yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
-    alone, seals = (
-        arguments("in-turn", in_turn=True, shares=f"branches.{DEPTH - 1}"),
-        (arguments(""), arguments("sealed", seals=1)),
-    )
-    apart = each("layout", ("side_by_side", "separate", "shared"))
-    yield from _beside("NEIGH-09", "", 2, _PAIR, apart, arguments("first", local="first"), alone, seals, _USED_OR_LATER)
-    yield from _beside("NEIGH-01", "", 2, _PAIR, apart, arguments("sealed", seals=0), (_PLAIN, _STATIC))
+    in_turn = arguments("first-in-turn", local="first", in_turn=True, shares=f"branches.{DEPTH - 1}")
+    seals = arguments(""), arguments("sealed", seals=1)
+    yield from _beside("NEIGH-09", "", 2, _PAIR, _APART, in_turn, seals, _USED_OR_LATER)
     first_searches = arguments("first-searches", others={_FIND_UNUSED: False}, unused="first_tower") | _SEARCHING
     together = each("layout", ("side_by_side", "shared"))
     orders = arguments(""), arguments("by-rank", order="by_rank", num_steps=6)
