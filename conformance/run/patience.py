@@ -44,7 +44,7 @@ def shortened(scenario: Scenario) -> Scenario:
 
 def hangs_after(outcome: Outcome, num_hangs: int) -> int:
     """Return how many scenarios in a row the subject hung in, now that `outcome` is known."""
-    if outcome.subject.verdict is Verdict.UNSUPPORTED:
+    if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR):  # a starved rank shows nothing
         return num_hangs
     return num_hangs + 1 if outcome.subject.hung else 0
 

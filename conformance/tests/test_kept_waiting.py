@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 
 from conformance.observation import IMPORT
 from conformance.recorder.flight_record import FlightRecord, LastSeen
@@ -129,28 +130,45 @@ def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
     assert KeptWaiting([]).seconds == 0
 
 
-def test_what_a_thread_waited_counts_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [{"1": (1, 5)}, {"1": (1, 5), "2": (1, 3_000_000_000)}, {"1": (1, 5)}]
+@pytest.mark.parametrize(
+    ("passed_s", "later", "kept_s"),
+    [
+        (5.0, {"1": (9, 0)}, 0.0),
+        (5.0, {"1": (1, 5), "2": (1, 3_000_000_000)}, 3.0),
+        (5.0, {"1": (0, 2_000_000_000), "2": (0, 2_000_000_000)}, 4.0),
+        (5.0, {"1": (1_000_000_000, 4_000_000_000), "2": (2_000_000_000, 3_000_000_000)}, 3.0),
+        (5.0, {"1": (5_000_000_000, 0), "2": (0, 5_000_000_000)}, 0.0),
+    ],
+    ids=["sleeps", "begins later", "in turn", "side by side", "computes"],
+)
+def test_waits_may_follow_each_other_but_not_a_thread_that_runs(
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, later: dict[str, tuple[int, int]], kept_s: float
+) -> None:
+    clock, found = Clock(), [{"1": (0, 0)}, later, {}]
+    monkeypatch.setattr(kept_waiting, "time", clock)
     monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
-    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
     waits = KeptWaiting([1])
-    assert [waits.seconds for _ in range(2)] == [3.0, 3.0]
+    clock.sleep(passed_s)
+    assert [waits.seconds for _ in range(2)] == pytest.approx([kept_s] * 2)  # also when the threads have ended
 
 
 def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [{"1": (0, 0), "2": (0, 0)}, {"1": (0, 9_000_000_000), "2": (0, 2_000_000_000)}]
+    clock, found = Clock(), [{"1": (0, 0), "2": (0, 0)}, {"1": (0, 9_000_000_000), "2": (0, 2_000_000_000)}]
+    monkeypatch.setattr(kept_waiting, "time", clock)
     monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
-    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
-    assert KeptWaiting([1], but=[1]).seconds == 2.0
+    waits = KeptWaiting([1], but=[1])
+    clock.sleep(9.0)
+    assert waits.seconds == 2.0
 
 
 def test_a_stopwatch_stands_still_while_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [{"1": (0, 0)}, {"1": (0, 3_000_000_000)}]
-    moments = iter((10.0, 14.5))
+    clock = Clock()
     monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
-    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
-    monkeypatch.setattr(kept_waiting, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    assert Stopwatch().seconds == 1.5
+    monkeypatch.setattr(kept_waiting, "time", clock)
+    stopwatch = Stopwatch()
+    clock.sleep(4.5)
+    assert stopwatch.seconds == 1.5
 
 
 def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +197,31 @@ def test_who_waits_for_a_processor_is_not_given_up_and_who_goes_on_waiting_is(mo
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 10.0)
     assert [waiting.until() - machine_time.now() > 0 for _ in range(3)] == [True, True, False]
     assert not looks
-    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 50.0)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 500.0)
     assert waiting.until() <= machine_time.now()  # and nobody looks any more
+
+
+def test_a_wait_that_ends_while_the_deadline_passes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts it then; it was ready at no other look."""
+    waiting = Deadline(10.0, [], ["no such flight record"])
+
+    def ends(kept: KeptWaiting) -> bool:
+        monkeypatch.setattr(KeptWaiting, "seconds", 3.0)
+        return False
+
+    monkeypatch.setattr(KeptWaiting, "goes_on", ends)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 10.0)
+    assert waiting.until() == waiting._since + 13.0
+
+
+def test_a_deadline_passes_only_where_somebody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that gets no processor between two looks gives up nobody for that."""
+    waiting, looks = Deadline(10.0, [], ["no such flight record"]), [True, True, False]
+    monkeypatch.setattr(KeptWaiting, "goes_on", lambda self: looks.pop(0))
+    seconds = itertools.count(10.0)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + next(seconds))  # a second at each look
+    trio.run(waiting.passes)
+    assert not looks
 
 
 @pytest.mark.parametrize(("most_times", "num_looks"), [(3.0, 7), (10.0, 21)])
@@ -254,10 +295,10 @@ def test_who_has_failed_ends_the_wait_for_those_that_go_on_for_ever(monkeypatch:
     assert hurried.until() - machine_time.now() <= 2.0
 
 
-def test_no_more_is_left_out_than_has_passed() -> None:
+def test_no_more_is_left_out_than_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock may have left it out already, where the kernel counted it as a wait."""
     waiting = Deadline(10.0, [], ["no such flight record"])
-    waiting._kept_waiting._longest_s = 1000.0
+    monkeypatch.setattr(KeptWaiting, "seconds", 1000.0)
     assert waiting.until() - machine_time.now() <= 10.0
 
 
@@ -279,48 +320,40 @@ def test_a_rank_that_sends_its_answer_makes_progress(monkeypatch: pytest.MonkeyP
         assert waiting.until() - at == pytest.approx(given_up_at)
 
 
-@pytest.mark.parametrize(("deadline_s", "given_up_after_s"), [(0.6, 1.6), (0.1, 0.5)])
+@pytest.mark.parametrize(
+    ("passed_s", "kept_s", "given_up_after_s"),
+    [(10.0, 0.0, 10.0), (200.0, 191.0, 201.0), (480.0, 480.0, 490.0), (495.0, 495.0, 500.0)],
+)
 def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, deadline_s: float, given_up_after_s: float
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float, given_up_after_s: float
 ) -> None:
-    waiting = Deadline(deadline_s, [], ["no such flight record"])
-    waiting._kept_waiting._longest_s = 1.0
-    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + given_up_after_s)
+    waiting = Deadline(10.0, [], ["no such flight record"])
+    monkeypatch.setattr(KeptWaiting, "seconds", kept_s)
+    monkeypatch.setattr(KeptWaiting, "goes_on", lambda self: False)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
     assert waiting.until() - waiting._since == pytest.approx(given_up_after_s)
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "waits_still", "each", "starved"),
-    [
-        (50.0, False, [(45.0, 0.1)], "1 of 1 ranks run for 0.1"),
-        (50.0, True, [(5.0, 0.1)], "1 of 1 ranks run for 0.1"),
-        (50.0, False, [(24.0, 0.1), (24.0, 0.1), (3.0, 0.2)], "3 of 3 ranks run for 0.4"),
-        (50.0, False, [(45.0, 0.1), (45.0, 25.0)], "1 of 2 ranks run for 0.1"),
-        (50.0, False, [(40.0, 4.0)] * 8, "8 of 8 ranks run for 32"),
-        (49.0, True, [(45.0, 0.1)], ""),
-        (50.0, False, [(5.0, 0.1), (5.0, 0.1)], ""),
-        (50.0, True, [(45.0, 5.0), (45.0, 50.0)], ""),
-    ],
-    ids=["waited", "waits", "in lockstep", "beside one", "many", "before the end", "sleep", "compute"],
+    ("passed_s", "kept_s"), [(450.0, 450.0), (500.0, 500.0), (10.0, 0.0)], ids=["waits", "has waited", "silent"]
 )
-def test_ranks_are_starved_that_would_have_gone_on_and_hardly_ran(
-    monkeypatch: pytest.MonkeyPatch, passed_s: float, waits_still: bool, each: list[tuple[float, float]], starved: str
+def test_ranks_are_starved_that_took_the_most_time_for_want_of_a_processor(
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float
 ) -> None:
-    monkeypatch.setattr(machine_time, "now", lambda: 0.0)  # so that a tenth of what passes is exact
     waiting = Deadline(10.0, [], ["no such flight record"])
-    monkeypatch.setattr(KeptWaiting, "of_each", lambda _: ((ran_s, waited_s) for waited_s, ran_s in each))
-    vars(waiting).update(_pids=list(range(len(each))), _waits_still=waits_still)
-    monkeypatch.setattr(machine_time, "now", lambda: passed_s)
-    assert waiting.starved() == (f"the machine let {starved} of 50 s in all" if starved else "")
+    monkeypatch.setattr(KeptWaiting, "seconds", kept_s)
+    monkeypatch.setattr(KeptWaiting, "ran_s", 0.25)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
+    waiting.until()
+    assert waiting.starved() == (passed_s == 500.0) * "the machine let this host's ranks run for 0.25 of 5e+02 s in all"
 
 
 def test_how_long_a_process_ran_is_what_the_kernel_counted_since_the_beginning() -> None:
     waits, began = KeptWaiting([os.getpid()]), time.process_time()
     while time.process_time() - began < 0.2:
         pass
-    ((ran_s, _),) = waits.of_each()
-    assert ran_s == pytest.approx(time.process_time() - began, abs=0.05)
-    assert not list(KeptWaiting([]).of_each())
+    assert waits.ran_s == pytest.approx(time.process_time() - began, abs=0.05)
+    assert KeptWaiting([]).ran_s == 0
 
 
 def test_who_waits_for_long_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

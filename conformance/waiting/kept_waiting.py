@@ -11,7 +11,7 @@ from conformance.waiting.limits import LATE_S, LOOK_AGAIN_S
 #: Since when the machine is up, for how long some process of it was waiting for memory that others held.
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
-_MOST_TIMES = 10
+MOST_TIMES = 10
 #: Pauses grow to this share of what has passed, and to `LOOK_AGAIN_S`: who waits long need not look so often.
 _SHARE_OF_A_PAUSE = 0.2
 
@@ -25,35 +25,40 @@ class KeptWaiting:
 
     def __init__(self, pids: Iterable[int], but: Collection[int] = ()) -> None:
         """Begin to count, also for threads that are yet to start, but not for `but`; tens of microseconds a process."""
+        self._began = time.monotonic()
         self._before = {pid: _ran_and_waited_ns(pid) for pid in pids}
+        self._now = {pid: dict(counts) for pid, counts in self._before.items()}
         self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
-        self._longest_s = 0.0
         self._ready: dict[str, bytes] = {}
 
     @property
     def seconds(self) -> float:
-        """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count.
+        """How much of the time since the beginning the machine may have taken; 0 where the kernel does not count.
 
-        The wait of a thread that has ended counts if this was read before its end.
+        The waits of all threads are added up, since each may have waited for another that waited for a processor; no
+        time counts in which the thread that ran most did. A thread that has ended counts if this was read before.
         """
-        waits = (waited_s for _, waited_s in self.of_each())
-        short_of_memory_s = _short_of_memory_s() - self._short_of_memory_before_s
-        self._longest_s = max(self._longest_s, max(waits, default=0.0), short_of_memory_s)
-        return self._longest_s
+        counts = self._since_the_beginning()
+        could_use_s = max((ran_s for ran_s, _ in counts), default=0.0)
+        kept_s = min(sum(waited_s for _, waited_s in counts), time.monotonic() - self._began - could_use_s)
+        return max(0.0, kept_s, _short_of_memory_s() - self._short_of_memory_before_s)
 
-    def of_each(self) -> Iterator[tuple[float, float]]:
-        """Yield for how many seconds each process ran since the beginning, and the longest wait of its threads.
+    @property
+    def ran_s(self) -> float:
+        """For how many seconds threads ran since the beginning, all together."""
+        return sum(ran_s for ran_s, _ in self._since_the_beginning())
 
-        Threads that have ended count for nothing.
-        """
-        for pid, before in self._before.items():
-            found = [
-                (ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
-                for thread, (ran, waited) in _ran_and_waited_ns(pid).items()
-                if thread not in self._but
-            ]
-            yield sum(ran for ran, _ in found) / 1e9, max((waited for _, waited in found), default=0) / 1e9
+    def _since_the_beginning(self) -> list[tuple[float, float]]:
+        for pid, counts in self._now.items():
+            counts |= _ran_and_waited_ns(pid)
+        return [
+            ((ran - before[0]) / 1e9, (waited - before[1]) / 1e9)
+            for pid, counts in self._now.items()
+            for thread, (ran, waited) in counts.items()
+            if thread not in self._but
+            for before in [self._before[pid].get(thread, (0, 0))]
+        ]
 
     def goes_on(self) -> bool:
         """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
@@ -69,7 +74,7 @@ class KeptWaiting:
 
 
 class Stopwatch:
-    """Measures elapsed time, less the longest wait of one thread of this process for a processor, or for memory."""
+    """Measures elapsed time, less what threads of this process waited for a processor, or for memory."""
 
     def __init__(self) -> None:
         self._began, self._kept_waiting = time.monotonic(), KeptWaiting([os.getpid()])
@@ -87,7 +92,7 @@ def process_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
 
 
 def seconds_of(
-    pids: Iterable[int], seconds: float, *, pause_s: float, most_times: float = _MOST_TIMES, but: Collection[int] = ()
+    pids: Iterable[int], seconds: float, *, pause_s: float, most_times: float = MOST_TIMES, but: Collection[int] = ()
 ) -> Iterator[None]:
     """Yield until the threads of these processes could have gone on for `seconds`: every `pause_s`, later more rarely.
 

@@ -25,6 +25,7 @@ from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.waiting import loop, machine_time
+from conformance.waiting.kept_waiting import MOST_TIMES
 from conformance.waiting.limits import DEATH_GRACE_S, JOIN_TIMEOUT_S, LOST_S, MARGIN_S, RAISE_GRACE_S, TURN_S
 from conformance.workers.attached_messages import Beat, Forget, Goodbye, Hello, Ping, Reply, RunOrder, Shorten, ToAgent
 from conformance.workers.channel import Channel, MessageError, wait
@@ -86,8 +87,8 @@ class _Order:
 
     @property
     def patience_s(self) -> float:
-        """How long ranks may take, whatever they do."""
-        return MOST_DEADLINES * (self.scenario.deadline_s + self.start_s)
+        """How long ranks may take, whatever they do, however busy the machine is."""
+        return MOST_TIMES * MOST_DEADLINES * (self.scenario.deadline_s + self.start_s)
 
     @property
     def due(self) -> float:
