@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 import traceback
@@ -122,18 +123,32 @@ class RankContext:
 
     @contextlib.contextmanager
     def group_with_timeout(self, timeout: timedelta) -> Iterator[dist.ProcessGroup]:
-        """Make a group of all ranks in which a wait raises after `timeout`; all must call it, and end it together.
+        """Make a group of all ranks in which a wait raises `at_this_load(timeout)`; all must call it, and end together.
 
         Unsupported on an accelerator, where a wait does not raise on the host.
         """
         if self.device.type != "cpu":
             self.unsupported("a wait for an accelerator's collective does not raise on the host")
-        group = instance(dist.new_group(timeout=timeout), dist.ProcessGroup)
+        group = instance(dist.new_group(timeout=self.at_this_load(timeout)), dist.ProcessGroup)
         try:
             yield group
         finally:
             dist.barrier(group=self.process_group)  # no rank leaves before all have failed
             dist.destroy_process_group(group)
+
+    def at_this_load(self, timeout: timedelta) -> timedelta:
+        """Return `timeout`, and twice what the slowest rank takes now for a wrapper and a step; all ranks must call it.
+
+        On a busy machine ranks would else wait in vain for others that get no processor.
+        """
+        began = time.monotonic()
+        model = self.wrap_with(nn.Linear(1, 1).to(self.device), {})
+        model(torch.ones(1, 1, device=self.device)).sum().backward()
+        took = torch.tensor([time.monotonic() - began], device=self.device)
+        dist.all_reduce(took, dist.ReduceOp.MAX, group=self.process_group)
+        del model
+        gc.collect()  # the next wrapper is alone again
+        return timeout + 2 * timedelta(seconds=took.item())
 
     def finalize_by_hand(self, model: Any) -> None:
         """Leave the finalization of backwards to `finalize_backward()`; unsupported for a DDP without that method."""

@@ -70,7 +70,7 @@ class Histories:
 def issued(observation: Observation) -> list[str]:
     """Return a line for each collective, such as `0 backward: all_reduce 2048 float32 sum`, in the order of issue.
 
-    Groups but the default one are numbered as they first occur, because their names count the groups of the process.
+    Groups but the default one are numbered as they first occur, because c10d names one by how many the process made.
     """
     groups = list(dict.fromkeys(one.group for one in observation.history if one.group != "default"))
 
@@ -79,7 +79,9 @@ def issued(observation: Observation) -> list[str]:
         root = f"root {one.root}" if one.root >= 0 else ""
         group = f"in group {groups.index(one.group)} of {list(one.members)}" if one.group in groups else ""
         words = (one.op, sizes, dtypes, one.reduce_op, root, group, "" if one.sync else "in no_sync")
-        return f"{one.step} {one.phase}: {' '.join(filter(None, words))}" + ("" if one.finished else ", not awaited")
+        return f"{one.step} {one.phase}: {' '.join(filter(None, words))}" + (
+            "" if one.finished else ", unfinished or not awaited"
+        )
 
     return [line(one) for one in observation.history]
 

@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 2000
 
 
 def read_report(path: Path) -> Report:
-    """Return the report in `path`, which is a `report.json` or the folder that holds one, or the journal of a run.
+    """Return the report in `path`: a `report.json`, or the folder of a run; of a killed one, what its journal has.
 
     Raises:
         ReportError: the file cannot be read, is truncated, is of another schema version, or a field has the wrong type

@@ -74,7 +74,7 @@ class Confirmation:
         if spoiler is None:
             return Confirmed(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
         spoilt_by, is_certain = spoiler
-        if is_certain and await self._fails_alone_too(attempt.scenario, result.verdict):
+        if is_certain and await self._fails_on_other_fresh_ranks(attempt.scenario, result.verdict):
             return Confirmed(attempt, _racy(result, alone.verdict))
         if is_certain and self.is_of_backend:
             return Confirmed(attempt, _kept_between_groups(result, alone.verdict, spoilt_by))
@@ -101,8 +101,8 @@ class Confirmation:
             self.doubt(scenario)
         return await self.try_again(scenario, fresh=fresh)
 
-    async def _fails_alone_too(self, scenario: Scenario, verdict: Verdict) -> bool:
-        """Whether further fresh ranks get that verdict, too: then no earlier scenario caused it."""
+    async def _fails_on_other_fresh_ranks(self, scenario: Scenario, verdict: Verdict) -> bool:
+        """Whether further fresh ranks get `verdict`, as warm ranks did and the first fresh did not: it is a race."""
         for _ in range(_TIMES_ALONE - 1):
             if self.judge(await self._again(scenario, fresh=True)).verdict is verdict:
                 return True

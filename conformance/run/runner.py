@@ -249,21 +249,21 @@ async def _judge_all(
 async def _room_beside(running: Sequence[_Running], processors: Processors) -> None:
     """Return when another scenario may begin beside those that are `running`."""
     await trio.lowlevel.checkpoint()  # the latest begins
-    awaited, since_s = _awaited(running), trio.current_time()
+    awaited, since_s = _to_await(running), trio.current_time()
     while awaited is not None:
         with trio.move_on_after(LOOK_S):
             await awaited.has_ended.wait()
         is_full = len(running) > _MOST_WAITING
         if awaited.has_ended.is_set():
-            awaited, since_s = _awaited(running) if is_full else None, trio.current_time()
+            awaited, since_s = _to_await(running) if is_full else None, trio.current_time()
             continue
         is_patient = awaited.needs_all or trio.current_time() < since_s + PATIENCE_S
         if not is_full and (processors.num_idle() >= _IDLE_PROCESSORS or not is_patient):
             return
 
 
-def _awaited(running: Sequence[_Running]) -> _Running | None:
-    """Return the scenario that must end before another begins, unless processors are idle; None if none must."""
+def _to_await(running: Sequence[_Running]) -> _Running | None:
+    """Return the scenario that the next one is to await: the last but one, so that two overlap; None if none is."""
     if running and running[-1].needs_all:
         return running[-1]
     return running[-2] if len(running) > 1 else None

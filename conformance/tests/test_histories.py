@@ -39,7 +39,7 @@ def test_a_collective_is_a_line_without_times_and_names_of_groups() -> None:
     assert issued(returned(0, history)) == [
         "0 backward: all_reduce 4 float32 sum",
         "0 backward: broadcast 8 float32 root 2 in group 0 of [0, 2]",
-        "1 backward: all_reduce 6+4 float32/int8 sum in no_sync, not awaited",
+        "1 backward: all_reduce 6+4 float32/int8 sum in no_sync, unfinished or not awaited",
     ]
 
 

@@ -51,7 +51,7 @@ def begins_at_nought(processes: list[int]) -> KeptWaiting:
     """Return what keeps these waiting; it has not counted what was before, however late this process looks."""
     began = time.monotonic()
     waits = KeptWaiting(processes)
-    assert waits.seconds < _LONG_S + time.monotonic() - began
+    assert waits.longest_s < _LONG_S + time.monotonic() - began
     return waits
 
 
@@ -63,7 +63,7 @@ def _state(pid: int) -> str:
 def test_two_that_compute_on_one_kept_waiting_for_it(processes: list[int]) -> None:
     waits = begins_at_nought(processes)
     until = time.monotonic() + 60
-    while (waited_s := waits.seconds) < _LONG_S and time.monotonic() < until:
+    while (waited_s := waits.longest_s) < _LONG_S and time.monotonic() < until:
         time.sleep(0.05)
     assert waited_s >= _LONG_S
     begins_at_nought(processes)
@@ -76,7 +76,7 @@ def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_fa
     hurried.cut_to(10.0)
     before_s, hurried_before_s = waiting.until(), hurried.until()
     until = time.monotonic() + 60
-    while (waited_s := waits.seconds) < 3 * _LONG_S and time.monotonic() < until:
+    while (waited_s := waits.longest_s) < 3 * _LONG_S and time.monotonic() < until:
         time.sleep(0.05)
         machine_time.resume()  # the machine has not stood still
     assert waiting.until() - before_s >= waited_s - _LONG_S
@@ -103,14 +103,14 @@ def test_one_that_sleeps_waits_for_none(processes: list[int]) -> None:
         time.sleep(0.01)
     waits = KeptWaiting(processes)
     time.sleep(2 * _LONG_S)
-    assert waits.seconds < _LONG_S
+    assert waits.longest_s < _LONG_S
 
 
 def test_a_process_that_is_gone_waits_for_none() -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
     waits = KeptWaiting([ended.pid])
     ended.wait()
-    assert waits.seconds == 0
+    assert waits.longest_s == waits.in_turn_s == 0
 
 
 def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
@@ -123,60 +123,78 @@ def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
     )
     pressure.write_text(text.format(40_242_439_194))
     waits = KeptWaiting([])
-    assert waits.seconds == 0
+    assert waits.longest_s == waits.in_turn_s == 0
     pressure.write_text(text.format(40_244_939_194))
-    assert waits.seconds == pytest.approx(2.5)
+    assert waits.longest_s == waits.in_turn_s == pytest.approx(2.5)
     pressure.unlink()  # a kernel that does not count
-    assert KeptWaiting([]).seconds == 0
+    assert KeptWaiting([]).longest_s == 0
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *counts: dict[str, tuple[float, float, int]]) -> Clock:
+    """Have one process show `counts` (seconds run and waited, turns), one at each look; return its clock."""
+    clock, found = (
+        Clock(),
+        [
+            {name: (int(ran_s * 1e9), int(waited_s * 1e9), turns) for name, (ran_s, waited_s, turns) in one.items()}
+            for one in counts
+        ],
+    )
+    monkeypatch.setattr(kept_waiting, "time", clock)
+    monkeypatch.setattr(kept_waiting, "_counts", lambda pid: found.pop(0))
+    return clock
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "later", "kept_s"),
+    ("later", "longest_s", "in_turn_s"),
     [
-        (5.0, {"1": (9, 0)}, 0.0),
-        (5.0, {"1": (1, 5), "2": (1, 3_000_000_000)}, 3.0),
-        (5.0, {"1": (0, 2_000_000_000), "2": (0, 2_000_000_000)}, 4.0),
-        (5.0, {"1": (1_000_000_000, 4_000_000_000), "2": (2_000_000_000, 3_000_000_000)}, 3.0),
-        (5.0, {"1": (5_000_000_000, 0), "2": (0, 5_000_000_000)}, 0.0),
+        ({"1": (0.0, 0.0, 9)}, 0.0, 0.0),
+        ({"1": (0.0, 0.0, 9), "2": (1.0, 3.0, 9)}, 3.0, 3.0),
+        ({"1": (0.25, 2.0, 9), "2": (0.25, 2.0, 9)}, 2.0, 4.0),
+        ({"1": (1.0, 4.0, 9), "2": (2.0, 3.0, 9)}, 4.0, 3.0),
+        ({"1": (5.0, 0.0, 9), "2": (0.5, 4.5, 9)}, 4.5, 0.0),
+        ({"1": (0.0, 0.0, 9), "2": (0.00075, 4.5, 50)}, 0.0, 0.0),
+        ({"1": (0.0, 4.5, 0)}, 4.5, 4.5),
     ],
-    ids=["sleeps", "begins later", "in turn", "side by side", "computes"],
+    ids=["sleeps", "begins later", "in turn", "side by side", "beside one", "polls", "waits still"],
 )
 def test_waits_may_follow_each_other_but_not_a_thread_that_runs(
-    monkeypatch: pytest.MonkeyPatch, passed_s: float, later: dict[str, tuple[int, int]], kept_s: float
+    monkeypatch: pytest.MonkeyPatch, later: dict[str, tuple[float, float, int]], longest_s: float, in_turn_s: float
 ) -> None:
-    clock, found = Clock(), [{"1": (0, 0)}, later, {}]
-    monkeypatch.setattr(kept_waiting, "time", clock)
-    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
+    clock = counted(monkeypatch, {"1": (0.0, 0.0, 0)}, later, {})
     waits = KeptWaiting([1])
-    clock.sleep(passed_s)
-    assert [waits.seconds for _ in range(2)] == pytest.approx([kept_s] * 2)  # also when the threads have ended
+    clock.sleep(5.0)
+    assert (waits.longest_s, waits.in_turn_s) == pytest.approx((longest_s, in_turn_s))  # also when all have ended
 
 
 def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, found = Clock(), [{"1": (0, 0), "2": (0, 0)}, {"1": (0, 9_000_000_000), "2": (0, 2_000_000_000)}]
-    monkeypatch.setattr(kept_waiting, "time", clock)
-    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
+    clock = counted(monkeypatch, {"1": (0.0, 0.0, 0), "2": (0.0, 0.0, 0)}, {"1": (1.0, 9.0, 9), "2": (1.0, 2.0, 9)})
     waits = KeptWaiting([1], but=[1])
     clock.sleep(9.0)
-    assert waits.seconds == 2.0
+    assert waits.longest_s == 2.0
 
 
-def test_a_stopwatch_stands_still_while_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [{"1": (0, 0)}, {"1": (0, 3_000_000_000)}]
-    clock = Clock()
-    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: found.pop(0))
-    monkeypatch.setattr(kept_waiting, "time", clock)
+def test_a_stopwatch_stands_still_while_a_thread_gets_no_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = counted(monkeypatch, {}, {"1": (0.5, 3.0, 9), "2": (0.5, 2.0, 9)})
     stopwatch = Stopwatch()
     clock.sleep(4.5)
-    assert stopwatch.seconds == 1.5
+    assert stopwatch.seconds == 1.5  # of two, each may have waited for something else
 
 
 def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel counts it when it ends: until then the counts of a thread that is ready stay the same."""
-    looks = [{"1": b"5 0 1"}, {"1": b"5 0 1"}, {"1": b"7 3 2"}, {}, {"2": b"5 0 1"}, {"2": b"5 0 1", "3": b"1 1 1"}]
+    one, later, ms = (5, 0, 1), (7, 3, 2), 1_000_000
+    looks: list[dict[str, tuple[int, int, int]]] = [
+        {"1": one}, {"1": one}, {"1": later}, {}, {"2": one}, {"2": one, "3": (1, 1, 1)}, {"2": (ms, 0, 9)},
+        {"2": (101 * ms, 0, 9)}, {"2": (101 * ms, 0, 9)},
+    ]  # fmt: skip
+    clock = Clock()
+    monkeypatch.setattr(kept_waiting, "time", clock)
+    monkeypatch.setattr(kept_waiting, "_counts", lambda pid: {})
     monkeypatch.setattr(kept_waiting, "_ready", lambda pid: looks.pop(0))
     waits = KeptWaiting([1], but=[3])
+    clock.sleep(1.0)
     assert [waits.goes_on() for _ in range(6)] == [True, True, False, False, True, True]
+    assert [waits.goes_on() for _ in range(3)] == [False] * 3  # one that runs for a tenth of the time does not wait
 
 
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
@@ -197,7 +215,7 @@ def test_who_waits_for_a_processor_is_not_given_up_and_who_goes_on_waiting_is(mo
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 10.0)
     assert [waiting.until() - machine_time.now() > 0 for _ in range(3)] == [True, True, False]
     assert not looks
-    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 500.0)
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 100.0)
     assert waiting.until() <= machine_time.now()  # and nobody looks any more
 
 
@@ -206,7 +224,7 @@ def test_a_wait_that_ends_while_the_deadline_passes_counts(monkeypatch: pytest.M
     waiting = Deadline(10.0, [], ["no such flight record"])
 
     def ends(kept: KeptWaiting) -> bool:
-        monkeypatch.setattr(KeptWaiting, "seconds", 3.0)
+        monkeypatch.setattr(KeptWaiting, "in_turn_s", 3.0)
         return False
 
     monkeypatch.setattr(KeptWaiting, "goes_on", ends)
@@ -228,8 +246,8 @@ def test_a_deadline_passes_only_where_somebody_looked(monkeypatch: pytest.Monkey
 def test_ones_seconds_do_not_pass_while_it_waits_but_end(
     monkeypatch: pytest.MonkeyPatch, most_times: float, num_looks: int
 ) -> None:
-    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": b"5 0 1"})
-    monkeypatch.setattr(kept_waiting, "_ran_and_waited_ns", lambda pid: {})
+    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": (5, 0, 1)})
+    monkeypatch.setattr(kept_waiting, "_counts", lambda pid: {})
     monkeypatch.setattr(kept_waiting, "time", Clock())
     assert sum(1 for _ in seconds_of([1], 1.0, pause_s=0.5, most_times=most_times)) == num_looks
 
@@ -237,7 +255,7 @@ def test_ones_seconds_do_not_pass_while_it_waits_but_end(
 class NeverKept:
     """Stands for processes that nothing kept waiting."""
 
-    seconds = 0.0
+    longest_s = 0.0
 
     def __init__(self, pids: list[int], but: list[int]) -> None:
         pass
@@ -268,7 +286,7 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
     monkeypatch: pytest.MonkeyPatch, kept_waiting_s: float, least_s: float
 ) -> None:
     class Kept:
-        seconds = kept_waiting_s
+        longest_s = kept_waiting_s
 
         def __init__(self, pids: list[int], but: list[int]) -> None:
             assert (pids, but) == ([os.getpid()], [threading.get_native_id()])
@@ -298,7 +316,7 @@ def test_who_has_failed_ends_the_wait_for_those_that_go_on_for_ever(monkeypatch:
 def test_no_more_is_left_out_than_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock may have left it out already, where the kernel counted it as a wait."""
     waiting = Deadline(10.0, [], ["no such flight record"])
-    monkeypatch.setattr(KeptWaiting, "seconds", 1000.0)
+    monkeypatch.setattr(KeptWaiting, "in_turn_s", 1000.0)
     assert waiting.until() - machine_time.now() <= 10.0
 
 
@@ -321,31 +339,51 @@ def test_a_rank_that_sends_its_answer_makes_progress(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "kept_s", "given_up_after_s"),
-    [(10.0, 0.0, 10.0), (200.0, 191.0, 201.0), (480.0, 480.0, 490.0), (495.0, 495.0, 500.0)],
+    ("passed_s", "kept_s", "answered_at_s", "given_up_after_s"),
+    [
+        (10.0, 0.0, 0.0, 10.0),
+        (50.0, 42.0, 0.0, 52.0),
+        (95.0, 95.0, 0.0, 100.0),  # ten times ten seconds of silence
+        (200.0, 191.0, 150.0, 241.0),
+        (480.0, 480.0, 470.0, 500.0),
+    ],
 )
 def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float, given_up_after_s: float
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float, answered_at_s: float, given_up_after_s: float
 ) -> None:
     waiting = Deadline(10.0, [], ["no such flight record"])
-    monkeypatch.setattr(KeptWaiting, "seconds", kept_s)
+    waiting._answered_at = waiting._since + answered_at_s
+    monkeypatch.setattr(KeptWaiting, "in_turn_s", kept_s)
     monkeypatch.setattr(KeptWaiting, "goes_on", lambda self: False)
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
     assert waiting.until() - waiting._since == pytest.approx(given_up_after_s)
 
 
+def test_a_failure_leaves_the_others_twenty_times_their_time_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Deadline(10.0, [], ["no such flight record"])
+    waiting.cut_to(1.0)
+    monkeypatch.setattr(KeptWaiting, "in_turn_s", 1000.0)
+    for seconds in (5.0, 9.5, 19.5):
+        monkeypatch.setattr(machine_time, "now", lambda seconds=seconds: waiting._since + seconds)
+        waiting.note_progress()
+        assert waiting.until() - waiting._since == pytest.approx(min(20.0, seconds + 10.0, 2 * seconds + 1.0))
+
+
 @pytest.mark.parametrize(
-    ("passed_s", "kept_s"), [(450.0, 450.0), (500.0, 500.0), (10.0, 0.0)], ids=["waits", "has waited", "silent"]
+    ("passed_s", "kept_s", "ran_s", "starved"),
+    [(95.0, 95.0, 0.25, ""), (100.0, 100.0, 0.25, "0.25 of 1e+02 s"), (100.0, 100.0, 10.0, ""), (10.0, 0.0, 0.0, "")],
+    ids=["waits", "has waited", "computes", "silent"],
 )
 def test_ranks_are_starved_that_took_the_most_time_for_want_of_a_processor(
-    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, kept_s: float, ran_s: float, starved: str
 ) -> None:
     waiting = Deadline(10.0, [], ["no such flight record"])
-    monkeypatch.setattr(KeptWaiting, "seconds", kept_s)
-    monkeypatch.setattr(KeptWaiting, "ran_s", 0.25)
+    monkeypatch.setattr(KeptWaiting, "in_turn_s", kept_s)
+    monkeypatch.setattr(KeptWaiting, "ran_s", ran_s)
     monkeypatch.setattr(machine_time, "now", lambda: waiting._since + passed_s)
     waiting.until()
-    assert waiting.starved() == (passed_s == 500.0) * "the machine let this host's ranks run for 0.25 of 5e+02 s in all"
+    words = "the machine let no thread of this host's ranks run for more than "
+    assert waiting.starved() == (words + starved if starved else "")
 
 
 def test_how_long_a_process_ran_is_what_the_kernel_counted_since_the_beginning() -> None:

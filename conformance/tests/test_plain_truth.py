@@ -1,7 +1,9 @@
 """`PlainDDP`, the executable definition: what it says of small programs, and that it says what expectations say."""
 
 import ast
+import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from conformance.truth.expected import mismatch
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
 from conformance.truth.tensors import a_copy
+from conformance.waiting.kept_waiting import Stopwatch
 
 #: Programs that have numbers of their own, which the plain DDP must give, too.
 AGREEING = (
@@ -102,6 +105,33 @@ def test_ranks_that_come_for_different_things_are_told() -> None:
 
     with pytest.raises(DesertedError, match=r"rank 0 for all_reduce of .1,. float32, rank 1 for all_reduce of .2,."):
         on_plain_ranks(2, main)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ends"),
+    [([0.0] * 3, nullcontext()), ([99.0, 101.0], pytest.raises(DesertedError, match="rank 0 has reached no meeting"))],
+    ids=["starved", "computes"],
+)
+def test_a_rank_may_compute_for_as_long_as_the_machine_lets_it(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], ends: AbstractContextManager[Any]
+) -> None:
+    all_read = threading.Event()
+
+    def read(_: Stopwatch) -> float:
+        at = seconds.pop(0) if seconds else 0.0
+        if not seconds:
+            all_read.set()
+        return at
+
+    def main(rank: int, group: PlainGroup) -> None:
+        if rank == 0:
+            all_read.wait(60)
+        dist.barrier()
+
+    monkeypatch.setattr(Stopwatch, "seconds", property(read))
+    with ends:
+        on_plain_ranks(2, main)
+    assert all_read.is_set()
 
 
 def test_what_a_rank_raises_is_what_comes_out() -> None:

@@ -12,6 +12,14 @@ from conformance.waiting.limits import LATE_S, LOOK_AGAIN_S
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 MOST_TIMES = 10
+#: For how many nanoseconds a thread ran so far, how long it waited for a processor, and how often it got one.
+_Counts = tuple[int, int, int]
+_NOTHING: _Counts = (0, 0, 0)
+#: A thread that runs for less, each time that it runs, looks only whether there is something to do: gloo's, which
+#: sleep 10 ms in between, run for 13 to 18 us each time, and those of a rank that gets on for 1 ms in the median.
+_LEAST_TURN_NS = 50_000
+#: Where a thread runs for less of the time than this, one wait may be as long as what ranks have.
+_SELDOM = 0.1
 #: Pauses grow to this share of what has passed, and to `LOOK_AGAIN_S`: who waits long need not look so often.
 _SHARE_OF_A_PAUSE = 0.2
 
@@ -26,55 +34,71 @@ class KeptWaiting:
     def __init__(self, pids: Iterable[int], but: Collection[int] = ()) -> None:
         """Begin to count, also for threads that are yet to start, but not for `but`; tens of microseconds a process."""
         self._began = time.monotonic()
-        self._before = {pid: _ran_and_waited_ns(pid) for pid in pids}
-        self._now = {pid: dict(counts) for pid, counts in self._before.items()}
+        self._before = {pid: _counts(pid) for pid in pids}
+        self._counts = {pid: dict(counts) for pid, counts in self._before.items()}
         self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
-        self._ready: dict[str, bytes] = {}
+        self._ready: dict[str, _Counts] = {}
 
     @property
-    def seconds(self) -> float:
-        """How much of the time since the beginning the machine may have taken; 0 where the kernel does not count.
+    def longest_s(self) -> float:
+        """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count.
 
-        The waits of all threads are added up, since each may have waited for another that waited for a processor; no
-        time counts in which the thread that ran most did. A thread that has ended counts if this was read before.
+        The wait of a thread that has ended counts if this was read before its end.
+        """
+        waits = (waited_s for _, waited_s in self._since_the_beginning())
+        return max(0.0, self._short_of_memory_s(), *waits)
+
+    @property
+    def in_turn_s(self) -> float:
+        """How long threads waited if each waited for another that waited for a processor: the sum of their waits.
+
+        No time counts in which the thread that ran most did.
         """
         counts = self._since_the_beginning()
         could_use_s = max((ran_s for ran_s, _ in counts), default=0.0)
         kept_s = min(sum(waited_s for _, waited_s in counts), time.monotonic() - self._began - could_use_s)
-        return max(0.0, kept_s, _short_of_memory_s() - self._short_of_memory_before_s)
+        return max(0.0, kept_s, self._short_of_memory_s())
 
     @property
     def ran_s(self) -> float:
-        """For how many seconds threads ran since the beginning, all together."""
-        return sum(ran_s for ran_s, _ in self._since_the_beginning())
+        """For how many seconds the thread that ran most did."""
+        return max((ran_s for ran_s, _ in self._since_the_beginning()), default=0.0)
+
+    def _short_of_memory_s(self) -> float:
+        return _short_of_memory_s() - self._short_of_memory_before_s
 
     def _since_the_beginning(self) -> list[tuple[float, float]]:
-        for pid, counts in self._now.items():
-            counts |= _ran_and_waited_ns(pid)
-        return [
-            ((ran - before[0]) / 1e9, (waited - before[1]) / 1e9)
-            for pid, counts in self._now.items()
-            for thread, (ran, waited) in counts.items()
-            if thread not in self._but
-            for before in [self._before[pid].get(thread, (0, 0))]
-        ]
+        """Return for how long each thread ran, and was kept waiting; one that polls waits for nothing that it needs."""
+        found = []
+        for pid, counts in self._counts.items():
+            counts |= _counts(pid)
+            for thread, now in counts.items():
+                if thread not in self._but:
+                    before = self._before[pid].get(thread, _NOTHING)
+                    ran, waited, turns = (later - earlier for later, earlier in zip(now, before, strict=True))
+                    found.append((ran / 1e9, 0.0 if ran < turns * _LEAST_TURN_NS else waited / 1e9))
+        return found
 
     def goes_on(self) -> bool:
         """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
 
         Linux counts a wait when it has ended, so that a long one is 0 until then. Call this twice, ten milliseconds
-        apart: a thread that was not ready at the last call counts as waiting.
+        apart: a thread that was not ready at the last call counts as waiting. One that gets a processor now and then is
+        counted by the other properties.
         """
-        before = self._ready
+        before, passed_ns = self._ready, (time.monotonic() - self._began) * 1e9
         self._ready = {
-            thread: counts for pid in self._before for thread, counts in _ready(pid).items() if thread not in self._but
+            thread: counts
+            for pid in self._before
+            for thread, counts in _ready(pid).items()
+            if thread not in self._but and counts[0] - self._before[pid].get(thread, _NOTHING)[0] < _SELDOM * passed_ns
         }
         return any(before.get(thread, counts) == counts for thread, counts in self._ready.items())
 
 
 class Stopwatch:
-    """Measures elapsed time, less what threads of this process waited for a processor, or for memory."""
+    """Measures elapsed time, less the longest wait of one thread of this process for a processor, or for memory."""
 
     def __init__(self) -> None:
         self._began, self._kept_waiting = time.monotonic(), KeptWaiting([os.getpid()])
@@ -82,7 +106,7 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """The seconds since the beginning that this process could use; a wait counts when it ends."""
-        kept_s = self._kept_waiting.seconds
+        kept_s = self._kept_waiting.longest_s
         return max(0.0, time.monotonic() - self._began - kept_s)
 
 
@@ -103,7 +127,7 @@ def seconds_of(
     kept_waiting, passed_s = KeptWaiting(pids, but), 0.0
     looked_at = time.monotonic()
     while passed_s < seconds or (
-        passed_s < most_times * seconds and (passed_s < seconds + kept_waiting.seconds or kept_waiting.goes_on())
+        passed_s < most_times * seconds and (passed_s < seconds + kept_waiting.longest_s or kept_waiting.goes_on())
     ):
         pause_s = max(pause_s, min(LOOK_AGAIN_S, passed_s * _SHARE_OF_A_PAUSE))
         time.sleep(pause_s)
@@ -112,26 +136,25 @@ def seconds_of(
         yield
 
 
-def _ran_and_waited_ns(pid: int) -> dict[str, tuple[int, int]]:
-    """Return how long each thread has run and waited so far, by its number; nothing of threads that are gone."""
-    counts: dict[str, tuple[int, int]] = {}
+def _counts(pid: int) -> dict[str, _Counts]:
+    """Return the counts of each thread, by its number; nothing of threads that are gone, or that nobody counts."""
+    found: dict[str, _Counts] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
-                ran, waited = _text(f"/proc/{pid}/task/{thread}/schedstat").split()[:2]
-                counts[thread] = int(ran), int(waited)
-    return counts
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, turns = _text(f"/proc/{pid}/task/{thread}/schedstat").split()
+                if turns != b"0":
+                    found[thread] = int(ran), int(waited), int(turns)
+    return found
 
 
-def _ready(pid: int) -> dict[str, bytes]:
-    ready: dict[str, bytes] = {}
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, IndexError):
-                state = _text(f"/proc/{pid}/task/{thread}/stat").rpartition(b") ")[2][:1]
-                counts = _text(f"/proc/{pid}/task/{thread}/schedstat")
-                if state in (b"R", b"D") and counts.split()[2] != b"0":  # else nothing is counted
-                    ready[thread] = counts
+def _ready(pid: int) -> dict[str, _Counts]:
+    """Return the counts of the threads that are ready, or wait for the disk."""
+    ready = {}
+    for thread, counts in _counts(pid).items():
+        with contextlib.suppress(OSError):
+            if _text(f"/proc/{pid}/task/{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D"):
+                ready[thread] = counts
     return ready
 
 

@@ -87,8 +87,8 @@ class Answers:
 
     def last_seen(self) -> tuple[list[LastSeen], float]:
         """Return the ranks' flight records, and the seconds left until the deadline if no rank makes progress."""
-        seen = list(map(read_flight, self._flights))
-        return seen, self._deadline.given(seen) - trio.current_time()
+        now, seen = trio.current_time(), list(map(read_flight, self._flights))
+        return seen, self._deadline.given(seen, now) - now
 
     async def _take(self, channel: Channel) -> None:
         rank, message = self._listening[channel].rank, None

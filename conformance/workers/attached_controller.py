@@ -88,7 +88,7 @@ class _Order:
     @property
     def patience_s(self) -> float:
         """How long ranks may take, whatever they do, however busy the machine is."""
-        return MOST_TIMES * MOST_DEADLINES * (self.scenario.deadline_s + self.start_s)
+        return MOST_DEADLINES * (MOST_TIMES * self.scenario.deadline_s + self.start_s)
 
     @property
     def due(self) -> float:

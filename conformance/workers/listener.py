@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NAME = "zygote.socket"
-#: More controllers than that wait until the zygote has come to them.
+#: More controllers than these wait in `connect` until the zygote has accepted one.
 _BACKLOG = 128
 
 
-def listen(directory: str | Path) -> socket.socket:
-    """Return a socket in `directory` that others can `connect` to."""
+def listen_for_controllers(directory: str | Path) -> socket.socket:
+    """Return the socket of the zygote in `directory`, to which further controllers `connect`."""
     listener = socket.socket(socket.AF_UNIX)
     with _address(directory) as address:
         listener.bind(address)

@@ -52,12 +52,12 @@ def preload(modules: Sequence[str]) -> None:
     gc.enable()
 
 
-def be_rank(seat: Seat, handle: int) -> NoReturn:
-    """Run the rank whose end of the connection is the file `handle`, and end this process."""
+def be_rank(seat: Seat, connection: int) -> NoReturn:
+    """Run the rank whose end of the connection is the file `connection`, and end this process."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
-        rank_main(seat, Channel(socket.socket(fileno=handle), Job))
+        rank_main(seat, Channel(socket.socket(fileno=connection), Job))
         status = 0
     except SystemExit as end:  # a program called sys.exit: the rank exits with that code, which is no harness error
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -67,16 +67,16 @@ def be_rank(seat: Seat, handle: int) -> NoReturn:
         end_process(status)
 
 
-def be_rank_apart(seat: Seat, handle: int, modules: Sequence[str]) -> NoReturn:
-    """Replace this process's program by a new interpreter, which imports `modules` and runs the rank."""
-    os.set_inheritable(handle, True)
-    arguments = (str(handle), msgspec.json.encode(seat).decode(), *modules)
+def exec_rank(seat: Seat, connection: int, modules: Sequence[str]) -> NoReturn:
+    """Run the rank in a new interpreter, which replaces this forked child: for `Scenario.apart`, as a launcher does."""
+    os.set_inheritable(connection, True)
+    arguments = (str(connection), msgspec.json.encode(seat).decode(), *modules)
     environment = {**os.environ, "PYTHONHASHSEED": str(1 + seat.rank)}
     os.execve(sys.executable, (sys.executable, "-P", "-m", __name__, *arguments), environment)
 
 
 if __name__ == "__main__":
-    _handle, _seat, *_modules = sys.argv[1:]
-    os.set_inheritable(int(_handle), False)
+    _connection, _seat, *_modules = sys.argv[1:]
+    os.set_inheritable(int(_connection), False)
     preload(_modules)
-    be_rank(msgspec.json.decode(_seat, type=Seat), int(_handle))
+    be_rank(msgspec.json.decode(_seat, type=Seat), int(_connection))

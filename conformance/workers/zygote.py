@@ -4,7 +4,7 @@ The controller starts `python -m conformance.workers.zygote` in a separate inter
 nothing from the controller: no threads, no CUDA context, no open files. The zygote imports what ranks need, runs none
 of it, and has a single thread whenever it forks. Afterwards it only forks, signals and reaps ranks on the controller's
 orders, and reports every death at once, which only a parent process can do. For each further controller that connects
-to the socket `LISTENER` in the private directory, it forks a branch: a zygote like itself, in a directory of its own.
+to its socket in the private directory (`listener`), it forks a branch: a zygote like itself, in a directory of its own.
 
 No process outlives the controller, however the controller ends. Its end of the connection closes with it; the zygote
 then kills the ranks and the processes that they started, removes the private directory, and exits. If the zygote itself
@@ -32,7 +32,7 @@ from conformance.workers.forked import (
     signal_main_thread,
 )
 from conformance.workers.huge_pages import gather
-from conformance.workers.listener import accepted, listen
+from conformance.workers.listener import accepted, listen_for_controllers
 from conformance.workers.messages import (
     STACK_SIGNAL,
     Branched,
@@ -45,7 +45,7 @@ from conformance.workers.messages import (
     SignalRank,
     ToZygote,
 )
-from conformance.workers.rank_process import be_rank, be_rank_apart, preload
+from conformance.workers.rank_process import be_rank, exec_rank, preload
 
 #: After so many forks the zygote moves its memory into huge pages, which pays off after as many more, see `gather`.
 _FORKS_UNTIL_GATHER = 32
@@ -90,7 +90,7 @@ class ForkServer:
                 self._branch(self._listener)
 
     def preload(self, modules: tuple[str, ...]) -> bool:
-        """Import the modules that ranks need and report to the controller; returns whether that succeeded."""
+        """Import the modules that ranks need and report to the controller; returns False where an import raises."""
         try:
             preload(modules)
         except BaseException:
@@ -164,6 +164,7 @@ class ForkServer:
                 send_signal(pid, message.signum)
 
     def _reap(self) -> None:
+        """Report each rank that has died to the controller, and kill the processes that it started."""
         while self._seats:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -182,7 +183,7 @@ def _become_rank(seat: Seat, handle: int, zygote: int, preloaded: Sequence[str])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with(zygote)
         if seat.apart:
-            be_rank_apart(seat, handle, preloaded)
+            exec_rank(seat, handle, preloaded)
         be_rank(seat, handle)
     except BaseException:
         traceback.print_exc()
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a child inherits the signals that the controller's parent blocked
     channel, directory = Channel(socket.socket(fileno=int(arguments[0])), ToZygote), arguments[1]
-    server = ForkServer(channel, listen(directory))
+    server = ForkServer(channel, listen_for_controllers(directory))
     try:
         if server.preload(tuple(arguments[2:])):
             server.serve()

@@ -53,7 +53,8 @@ def failed_collectives(ctx: RankContext) -> None:
     feature, failure = FEATURES[ctx.arguments["feature"]], ctx.arguments["failure"]
     silent, stale, unnamed = [], [], []
     num_right = num_raised = 0
-    with _failing_group(ctx) as group:
+    timeout = ctx.at_this_load(_TIMEOUT)
+    with _failing_group(ctx, timeout) as group:
         undisturbed = _run(ctx, feature, group)
         certain(not undisturbed.error, f"{ctx.scenario.id}: nothing failed, and this was raised: {undisturbed.error}")
         cells = list(group.issued)
@@ -61,7 +62,7 @@ def failed_collectives(ctx: RankContext) -> None:
         for position, described in enumerate(cells):
             if failure == "late" and position:  # gloo's connections do not survive a timeout
                 dist.destroy_process_group(group.inner)
-                group.inner = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
+                group.inner = instance(dist.new_group(timeout=timeout), dist.ProcessGroup)
             group.begin(position, failure)
             course = _run(ctx, feature, group)
             changed = [
@@ -130,12 +131,12 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _failing_group(ctx: RankContext) -> Iterator[FailingGroup]:
+def _failing_group(ctx: RankContext, timeout: timedelta) -> Iterator[FailingGroup]:
     """Make a `FailingGroup` of all ranks, which torch has registered. All ranks must call it."""
     global _making
     if "failing" not in dist.Backend.backend_list:
         dist.Backend.register_backend("failing", _create, devices=[ctx.device.type])
-    _making = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
+    _making = instance(dist.new_group(timeout=timeout), dist.ProcessGroup)
     group = instance(dist.new_group(backend="failing"), FailingGroup)
     try:
         yield group
