@@ -18,6 +18,10 @@ _STACK_LINES = 16  # stacks are printed with the most recent call first
 _IDLE = re.compile(r"\A[^\n]*\n[^\n]*concurrent/futures/thread\.py[^\n]* in _worker")
 #: A frame of torch.distributed, with its function; `wrapper` calls every public one.
 _OF_DISTRIBUTED = re.compile(r"/torch/distributed/.* in (?!wrapper\b)(\w+)")
+#: A frame of a traceback: file, line, function. Neither the standard library, torch, nor the suite is the subject.
+_FRAME = re.compile(
+    r'File "(?![^"]*/(?:torch/|conformance/|lib/python[\d.]+/(?!site-packages)))([^"<]+)", line (\d+), in (\S+)'
+)
 #: Frames of the harness, which are on every stack.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
 
@@ -121,7 +125,8 @@ def no_exception(evidence: Evidence) -> Finding:
             "no_exception", f"{ranks(_ranks(dead))} died, which the others' errors may follow from ({names})"
         )
     # If a scenario is not recorded, only the phase shows what was called.
-    errors = {one.rank: _error(one) if evidence.scenario.recorded else _error_in_phase(one) for one in raised}
+    in_words = _error if evidence.scenario.recorded else _error_in_phase
+    errors = {one.rank: f"{in_words(one)}{_place(one)}" for one in raised}
     everybody = len(raised) == len(evidence.observations)
     if len(set(errors.values())) == 1:
         who = "every rank" if everybody and len(raised) > 1 else ranks(errors)
@@ -324,6 +329,15 @@ def _predicate(observation: Observation) -> str:
 
 def _error(observation: Observation) -> str:
     return shorten(str(observation.raised)) if observation.raised is not None else "an unknown exception"
+
+
+def _place(observation: Observation) -> str:
+    """Return e.g. ` (acme/ddp.py:12, in forward)`: where the subject raised; empty if no frame is its own."""
+    frames = _FRAME.findall(observation.raised.traceback) if observation.raised is not None else []
+    if not frames:
+        return ""
+    file, line, name = frames[-1]
+    return f" ({'/'.join(file.split('/')[-2:])}:{line}, in {name})"
 
 
 def _error_in_phase(observation: Observation) -> str:

@@ -39,12 +39,12 @@ MISTAKES = {
         "Add to `.grad`; where gradients live in buckets, copy them when buckets are rebuilt.",
     ),
     "never-reduced": Mistake(
-        "A value is never reduced: every rank keeps its own.",
+        "A value is not averaged: every rank keeps its own.",
         "All-reduce every gradient in backward; if some are right, find parameters without a hook. Forward "
         "decides whether a backward synchronises, wherever the backward runs.",
     ),
     "left-out": Mistake(
-        "Some gradients, or parts of them, are never reduced: every rank keeps its own, while others are averaged.",
+        "Some gradients, or parts of them, are not averaged: every rank keeps its own, while others are averaged.",
         "Find parameters that have no hook, are in no bucket, or count as unused; check that a bucket is sent whole.",
     ),
     "broadcast-unasked": Mistake(

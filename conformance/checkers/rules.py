@@ -105,7 +105,7 @@ def _never_reduced(case: WrongValue) -> str:
         return ""
     found = total(case.everywhere)
     if same(found, wide(case.wanted) * case.world_size):
-        return "the rank's own local value, never reduced (the mean over the ranks is what was expected)"
+        return "the rank's own local value, not averaged (the mean over the ranks is what was expected)"
     if same(found, wide(case.wanted)):
         return "the rank's own local value divided by the world size, but never reduced"
     return ""
@@ -126,14 +126,14 @@ def _reduced_and_not_used(case: WrongValue) -> str:
 
 def _left_out(case: WrongValue) -> str:
     if _nobody_else_has_it(case) and any(case.others_of_its_step):
-        return "the rank's own value, never reduced: the other ranks have none; other gradients of the step are right"
+        return "the rank's own value, not averaged: the other ranks have none; other gradients of the step are right"
     if not _differ_where_alike(case) or not case.was_reduced or not any(case.others_of_its_step):
         return ""
     if (whose := _mean_is_right(case)) is None:
         return ""
     if part := _part_of_its_own(case):
-        return f"the rank's own{whose}, never reduced, in {part}; the rest is right"
-    return f"the rank's own local value{whose}, never reduced; other gradients of the step are right"
+        return f"the rank's own{whose}, not averaged, in {part}; the rest is right"
+    return f"the rank's own local value{whose}, not averaged; other gradients of the step are right"
 
 
 def _nobody_else_has_it(case: WrongValue) -> bool:

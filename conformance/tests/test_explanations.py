@@ -97,13 +97,13 @@ Also wrong: final/parameter/w.
 FAIL  GRAD-01  a gradient MUST be the mean
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=2 seed=7
-      step0/grad/w on ranks 0 and 1: the rank's own local value, never reduced (the mean over the ranks is what was expected)
+      step0/grad/w on ranks 0 and 1: the rank's own local value, not averaged (the mean over the ranks is what was expected)
 Let   E = step0/grad/w as expected: 2x2 float32
       A = step0/grad/w on rank 0
       B = step0/grad/w on rank 1
 Then  A differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 0.0; largest difference 1.
       B differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; largest difference 1.
-A, B: the rank's own local value, never reduced (the mean over the ranks is what was expected).
+A, B: the rank's own local value, not averaged (the mean over the ranks is what was expected).
 """,
         )
 
@@ -214,7 +214,7 @@ End of rank 1's stderr:
 FAIL  GRAD-01  a gradient MUST be the mean
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=2 seed=7
-      rank 0 raised ValueError: no; rank 1 raised TypeError: yes
+      rank 0 raised ValueError: no (ddp.py:5, in wrap); rank 1 raised TypeError: yes
 Let   A = rank 0, no collective yet
       B = rank 1, no collective yet
 Then  A raised ValueError: no in phase backward.

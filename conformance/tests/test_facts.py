@@ -108,7 +108,7 @@ DIAGNOSES = [
     ((MEAN, MEAN / 2, MEAN / 2), "expected / 2: divided by the world size once too often"),
     ((MEAN, MEAN * 3, MEAN * 3), "every element is 3 times what was expected"),
     ((MEAN, -MEAN, -MEAN), "every element is -1 times what was expected"),
-    ((MEAN, A, B), "the rank's own local value, never reduced (the mean over the ranks is what was expected)"),
+    ((MEAN, A, B), "the rank's own local value, not averaged (the mean over the ranks is what was expected)"),
     ((MEAN, A / 2, B / 2), "the rank's own local value divided by the world size, but never reduced"),
     ((MEAN, MEAN * 0, MEAN * 0), "zeros: no value was ever written"),
     ((None, MEAN * 0, MEAN * 0), "zeros where None was expected: an absent gradient was filled in"),
@@ -206,7 +206,7 @@ def test_the_only_value_that_nobody_else_got_is_not_taken_for_an_average_over_on
     observed: dict[int, Facts] = {0: {NAME: MEAN * 2, other: MEAN + 1}, 1: {NAME: None, other: MEAN + 1}}
     found = diagnose(NAME, 0, expected, observed)
     assert found.mistake == "left-out"
-    assert "never reduced: the other ranks have none" in found.clause
+    assert "not averaged: the other ranks have none" in found.clause
 
 
 def test_a_complex_sum_is_recognised_where_dividing_it_would_round() -> None:
@@ -231,8 +231,8 @@ def test_a_mistake_of_some_parameters_differs_from_one_of_all() -> None:
     other, whole = "step1/grad/fc2.weight", torch.tensor([2.0, 4.0, 8.0, -6.0])
     own = {rank: whole + torch.tensor([0.0, 0.0, 0.0, 1.0]) * (1 - 2 * rank) for rank in range(2)}
     for came, of_others, mistake, clause in (
-        ({0: whole + 1, 1: whole - 1}, 1, "left-out", "never reduced; other gradients of the step are right"),
-        (own, 1, "left-out", "never reduced, in element(s) 3 to 3 of the flat value; the rest is right"),
+        ({0: whole + 1, 1: whole - 1}, 1, "left-out", "not averaged; other gradients of the step are right"),
+        (own, 1, "left-out", "not averaged, in element(s) 3 to 3 of the flat value; the rest is right"),
         (own, 0, "reduced-not-used", "in element(s) 3 to 3 of the flat value, although its backward reduced"),
     ):
         expected: dict[int, Facts] = {rank: {NAME: whole, other: whole} for rank in range(2)}
@@ -395,7 +395,7 @@ def test_local_values_are_always_recognised(values: list[int], world_size: int, 
     shift = random.randint(1, 9)
     local = [value + world_size * shift * rank for rank, value in enumerate(local)]
     mean: Tensor = sum(local[1:], local[0]) / world_size
-    assert _diagnose(mean, *local).startswith("the rank's own local value, never reduced")
+    assert _diagnose(mean, *local).startswith("the rank's own local value, not averaged")
 
 
 def test_a_training_that_goes_another_way_is_no_part_of_a_value() -> None:

@@ -188,7 +188,7 @@ def test_before_its_first_phase_a_rank_is_in_the_function_of_torch_that_it_calle
   File "/lib/torch/distributed/distributed_c10d.py", line 5 in _new_group_with_tag
   File "/lib/torch/distributed/distributed_c10d.py", line 6 in new_group
   File "/lib/torch/distributed/c10d_logger.py", line 7 in wrapper
-  File "/suite/program.py", line 8 in body"""
+  File "/conformance/program.py", line 8 in body"""
     hung = _check("no_hang", ended(0, "hung", stack=stack, phase="start"), returned(1), recorded=False)
     assert hung.summary.startswith("rank 0 did not end: rank 0 is in new_group")
     traceback = "\n".join(f"{line}," for line in reversed(stack.replace(" in ", ", in ").splitlines()))

@@ -303,7 +303,7 @@ def test_one_error_in_several_phases_is_one_cause() -> None:
         (Finding("facts", FAIL, "3.backward on rank 1: at 'parameter 0.weight' ...", mistake="not-broadcast"),
          "A parameter is not broadcast from rank 0."),
         (Finding("facts", FAIL, "step0/grad/w on rank 0: ...", mistake="never-reduced"),
-         "A gradient is never reduced: every rank keeps its own."),
+         "A gradient is not averaged: every rank keeps its own."),
         (Finding("facts", FAIL, "step1/output on rank 0", mistake="wrong-dtype"), "An output has the wrong dtype."),
         (Finding("facts", FAIL, "answers on rank 0: ...", mistake="wrong-dtype"), "A value has the wrong dtype."),
         (Finding("facts", FAIL, "same_device on rank 0 is False"), "A gradient MUST be right, in place."),

@@ -85,11 +85,12 @@ def reached_no_output(rank: int) -> str:
 
 
 def aborted(rank: int) -> str:
-    """Return the message for a last backward that an exception ended halfway."""
+    """Return the message for a last backward that ended halfway."""
     return (
-        f"[rank {rank}] the previous backward raised an exception before its gradients were reduced, so the ranks no "
-        "longer agree on what comes next. Expected to have finished reduction in the prior iteration before starting a "
-        "new one. Wrap the module anew, or call _update_process_group, on every rank."
+        f"[rank {rank}] the previous backward ended before its gradients were reduced: it raised an exception, or its "
+        "end did not reach the reducer. So the ranks no longer agree on what comes next. Expected to have finished "
+        "reduction in the prior iteration before starting a new one. Wrap the module anew, or call "
+        "_update_process_group, on every rank."
     )
 
 

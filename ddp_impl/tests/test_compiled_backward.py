@@ -191,7 +191,7 @@ def test_the_next_forward_reports_a_failed_backward(tmp_path: Path) -> None:
         assert not misses[0]
         assert f"did not receive grad for rank {rank}: 0.weight, 0.bias, 2.weight, 2.bias" in misses[1]
         assert raises[0] == "in the user's hook"
-        assert "the previous backward raised" in raises[1]
+        assert "the previous backward ended" in raises[1]
 
 
 class _Recomputes(nn.Sequential):
