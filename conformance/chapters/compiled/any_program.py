@@ -19,7 +19,8 @@ def compiled(ctx: RankContext) -> None:
     Observes what that program observes, `warnings`, and `compiled/num_captured`, how many graphs Dynamo captured, and
     `compiled/num_in_graphs`, how many reductions are nodes of the graphs that code was generated for. Arguments:
     `num_captured`, the least and the most there may be; `averages`, "graph" where graphs must reduce and "reducer"
-    where they must not; `num_in_graphs`, exactly how many reductions graphs must have. All ranks run it.
+    where they must not; `num_in_graphs`, exactly how many reductions graphs must have; `may_warn`, where a DDP may warn
+    of what the program does. All ranks run it.
     """
     with compiling(ctx) as (inside, watch):
         get_program(ctx.arguments["program"]).body(inside)
@@ -36,7 +37,8 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     expectation = present(get_program(scenario.arguments["program"]).expectation)
     facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(uncompiled).items()}
     # A DDP that searches for unused parameters may say that it found none.
-    quiet = {} if scenario.options.get("find_unused_parameters") else QUIET
+    may_warn = scenario.options.get("find_unused_parameters") or scenario.arguments.get("may_warn")
+    quiet = {} if may_warn else QUIET
     judged: dict[str, Any] = {"compiled/num_captured": count, **quiet, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}
 

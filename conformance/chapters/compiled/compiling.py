@@ -40,7 +40,7 @@ REDUCTIONS_IN_GRAPHS = frozenset(
 #: What an ordinary training owes, when it is compiled, besides its own facts; and the requirement that asks for it.
 QUIET: Facts = {"warnings": []}
 OF_WARNINGS = {"warnings": ("GRAD-07",)}
-WAYS = ("wrapper", "in_place", "before", "inner", "function")
+WAYS = ("wrapper", "in_place", "before", "inner", "function", "backward")
 BACKENDS = ("eager", "aot_eager", "inductor", "callable", "watched")
 
 
@@ -50,10 +50,10 @@ class CompileOrder:
 
     `backend`: the name of one of torch's, "callable" (a function of the user's that runs graphs as they are) or
     "watched" (one built by `aot_autograd`). `way`: `torch.compile(ddp)` ("wrapper"), `ddp.compile()` ("in_place"),
-    `DDP(torch.compile(module))` ("before"), `ddp.module.compile()` ("inner"), or a compiled function that calls the
-    wrapped module ("function"). `reduction` and `fusion` are keys of the tables above. `compiled_autograd`: backwards
-    run inside torch's context for compiling them, which torch's own in-graph reduction asks for, as one graph only if
-    `whole_backward`.
+    `DDP(torch.compile(module))` ("before"), `ddp.module.compile()` ("inner"), a compiled function that calls the
+    wrapped module ("function"), or nothing but backwards ("backward", with `compiled_autograd`). `reduction` and
+    `fusion` are keys of the tables above. `compiled_autograd`: backwards run inside torch's context for compiling them,
+    which torch's own in-graph reduction asks for, as one graph only if `whole_backward`.
     """
 
     backend: str = "watched"

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,17 +113,24 @@ def _local_too_late(ctx: CompilingContext) -> nn.Module:
     return module
 
 
+def _with_spare(option: str, ctx: CompilingContext) -> nn.Module:
+    module = Forgetful(spare=True).to(ctx.device)
+    _step(ctx, ctx.uncompiled.wrap(module, **{option: True}))
+    return module
+
+
 @dataclass(frozen=True)
 class _Mistake:
     """A user's mistake, and the error that it must raise on every rank.
 
-    A DDP may support what the mistake tries: `make` then returns the module, and `truth` runs on a replica the step
-    whose gradients the DDP must have averaged.
+    A DDP may support what the mistake tries: `make` then returns the module, and `truth` runs on a replica, with the
+    `spare` layer or without, the step whose gradients the DDP must have averaged.
     """
 
     make: Callable[[CompilingContext], nn.Module | None]
     raises: Raises
     truth: Callable[[nn.Module, RankStep], None] | None = None
+    spare: bool = False
 
 
 def _one_backward(module: nn.Module, turn: RankStep) -> None:
@@ -143,10 +151,20 @@ _MISTAKES: Mapping[str, _Mistake] = {
     "mixed_devices": _Mistake(_mixed_devices, Raises(_ERROR, ("device", "meta"))),
     "two_groups": _Mistake(_two_groups, Raises(_ERROR, ("process_group", "device_mesh"))),
     "unused_parameter": _Mistake(
-        _unused, Raises(("Exception",), ("spare.weight", "find_unused_parameters")), _one_backward
+        _unused, Raises(("Exception",), ("spare.weight", "find_unused_parameters")), _one_backward, spare=True
     ),
     "many_graphs": _Mistake(_many_graphs, Raises(("Exception",), ("optimize_ddp",)), _one_backward),
     "local_too_late": _Mistake(_local_too_late, Raises(("RuntimeError",), ("no_sync",)), _two_backwards),
+    # Compiled autograd does not report the end of a backward, with which ranks may have to exchange what they used.
+    **{
+        f"captured_{option}": _Mistake(
+            partial(_with_spare, option),
+            Raises(("RuntimeError",), ("compiled autograd", option)),
+            _one_backward,
+            spare=True,
+        )
+        for option in ("find_unused_parameters", "static_graph")
+    },
 }
 
 
@@ -188,8 +206,7 @@ def _answered(scenario: Scenario) -> Mapping[int, Facts]:
         rank: {"answer": mistake.raises, "afterwards": afterwards[rank]["step0/grad/layers.1.bias"]} for rank in ranks
     }
     if mistake.truth is not None:
-        spare = scenario.arguments["mistake"] == "unused_parameter"
-        right = simulate_steps([Forgetful(spare=spare) for _ in ranks], mistake.truth, 1)
+        right = simulate_steps([Forgetful(spare=mistake.spare) for _ in ranks], mistake.truth, 1)
         for rank in ranks:
             facts[rank]["answer"] = AnyOf(dict(right[rank]), mistake.raises)
     return facts

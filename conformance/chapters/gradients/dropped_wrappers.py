@@ -16,18 +16,26 @@ _NUM_STEPS = 3
 WAYS = ("dropped", "wrapped-again")
 
 
+class _PassesOn(nn.Sequential):
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        doubled = inputs.requires_grad_() * 2
+        return super().forward(doubled), doubled
+
+
 @program("backward_without_wrapper", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def backward_without_wrapper(ctx: RankContext) -> None:
     """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
 
     Arguments: `way`, of `WAYS`, or `kept`: the module has a backward of its own before each forward, too; `keeps`,
     whether an output without a backward is kept until then; `bare`, whether the module has a backward of its own
-    between forward and backward; `nested`, whether its last layer has a wrapper of its own; `probed`, whether
+    between forward and backward; `nested`, whether its last layer has a wrapper of its own; `passes_on`, whether it
+    returns its input, doubled, too, to which a backward comes behind every parameter; `probed`, whether
     `torch.autograd.grad` goes through the graph behind its backward, and then a forward raises. Observes
     `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
     """
     way = ctx.arguments["way"]
-    module: Any = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))
+    kind = _PassesOn if ctx.arguments.get("passes_on") else nn.Sequential
+    module: Any = kind(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2))
     with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
     if nested := ctx.arguments.get("nested"):
         module[1] = ctx.wrap(module[1])
@@ -74,5 +82,5 @@ def _observe_alone(ctx: RankContext, prefix: str, module: nn.Module, turn: RankS
 
 
 def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
-    output: Tensor = turn.forward(model, turn.inputs(3, _WIDTH, micro=micro))
-    return output
+    output = turn.forward(model, turn.inputs(3, _WIDTH, micro=micro))
+    return output if isinstance(output, Tensor) else torch.cat(output, dim=1)

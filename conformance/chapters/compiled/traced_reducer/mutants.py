@@ -16,6 +16,7 @@ from ddp_impl.autograd.hooks import AutogradHooks
 from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls, InGraph
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
+from ddp_impl.reducer.reducer import Reducer
 from ddp_impl.reducer.reduction import Reduction
 from ddp_impl.torch_internals.autograd import in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
@@ -182,3 +183,22 @@ def HandsOutTheFirstBucketAlone(reduction: Reduction, finalize_buckets: Call) ->
         _, pending = reduction.iteration.in_flight.pop(index)
         pending.wait()
     finalize_buckets()
+
+
+@replaces(Reduction, "is_frozen")
+def AwaitsFrozenWhenCaptured(reduction: Reduction, is_frozen: Call, index: int) -> bool:
+    """BUG: in a backward that compiled autograd runs, gradients of frozen parameters are waited for."""
+    return not in_compiled_backward() and is_frozen(index)
+
+
+@replaces(Reducer, "compiled_backward_ended")
+def AwaitsAnotherWhenCaptured(reducer: Reducer, compiled_backward_ended: Call) -> None:
+    """BUG: behind a backward that compiled autograd ran, the wrapper awaits another, whoever's forward that has."""
+    compiled_backward_ended()
+    reducer.prepare_for_backward([])
+
+
+@replaces(Reduction, "may_finalize_in_backward")
+def AcceptsEveryCapturedBackward(reduction: Reduction, may_finalize: Call, *, allows_absence: bool) -> bool:
+    """BUG: the reducer begins backwards that compiled autograd runs also where it must learn of their end."""
+    return may_finalize(allows_absence=False)

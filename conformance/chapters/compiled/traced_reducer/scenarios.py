@@ -66,6 +66,18 @@ def _graphs() -> Iterator[Scenario]:
         yield from _make.case("TRACE-18", case)
 
 
+def _backwards_alone() -> Iterator[Scenario]:
+    """Yield trainings of which compiled autograd captures the backwards, and nothing else is compiled."""
+    alone = {"way": "backward", "backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
+    frozen = [[names] * 2 for names in ([], ["two."], [], ["one.", "three."])]
+    moments = [arguments(moment, moment=moment, frozen=frozen) for moment in ("forward", "backward")]
+    yield from _make.compiled("TRACE-19", "frozen", "frozen_parameters", way=moments, compile_=alone)
+    passed = arguments("passed-on", way="kept", passes_on=True, may_warn=True)
+    yield from _make.compiled("TRACE-19", "bare", "backward_without_wrapper", way=passed, compile_=alone)
+    for mistake in ("captured_find_unused_parameters", "captured_static_graph"):
+        yield from _make.written("TRACE-17", dashed(mistake), "compiled_mistake", compile_=alone, mistake=mistake)
+
+
 def _others() -> Iterator[Scenario]:
     yield from _make.written("TRACE-16", "neighbour", "compiled_neighbours")
     yield from _make.written("TRACE-16", "bare", "compiled_neighbours", bare=True)
@@ -99,6 +111,7 @@ def _others() -> Iterator[Scenario]:
     for case in ("graph_break", "breaks_on_one_rank"):
         order = {"backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
         yield from _make.case("TRACE-19", case, compile_=order, num_steps=3)
+    yield from _backwards_alone()
     unhooked = arguments(model="unhooked", num_steps=3)
     # Of a mesh with rows of several ranks, the graphs hold the reductions of tensor parallelism too.
     for mesh, of_rows in (((2, 2), 1), ((4, 1), 0), ((1, 4), 1)):
