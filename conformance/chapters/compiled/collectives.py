@@ -44,13 +44,14 @@ def compiled_collectives(ctx: RankContext) -> None:
 
     Observes gradients; of the second step `num_issued`, how many collectives reduced gradients, `buckets` (dtype and
     elements of each, sorted where there are several dtypes) and `operations`; and of the graphs that code was generated
-    for `num_in_graphs`, `waits_before_last` (waits that precede the last reduction) and `num_divisions`. All ranks run
-    it.
+    for, unless it was by Inductor, `num_in_graphs`, `waits_before_last` (waits that precede the last reduction) and
+    `num_divisions`. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     with compiling(ctx) as (inside, watch):
         observe_run(inside, lambda: run_steps(inside, module, inside.wrap(module), _step, _NUM_STEPS))
-        _observe_graphs(ctx, watch)
+        if CompileOrder.of(ctx.scenario).backend != "inductor":
+            _observe_graphs(ctx, watch)
     reduced = [one for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
     ctx.observe("num_issued", len(reduced))
     buckets = [["/".join(dict.fromkeys(one.dtypes)), one.numel] for one in reduced]
@@ -75,9 +76,9 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
     several = len(set(_dtypes(scenario))) > 1
     judged: dict[str, Any] = {"num_issued": len(buckets), "buckets": sorted(listed) if several else listed}
     if order.reduction == "in_graph":
-        operation = "all_reduce_coalesced" if order.fusion == "coalesced" else "all_reduce"
-        judged |= {"num_in_graphs": len(buckets), "waits_before_last": 0, "operations": [operation]}
-        judged["num_divisions"] = len(buckets)
+        judged["operations"] = ["all_reduce_coalesced" if order.fusion == "coalesced" else "all_reduce"]
+    if order.reduction == "in_graph" and order.backend != "inductor":
+        judged |= dict.fromkeys(("num_in_graphs", "num_divisions"), len(buckets)) | {"waits_before_last": 0}
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
     return {rank: {**facts, **judged} for rank, facts in truth.items()}
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
@@ -11,6 +12,7 @@ from conformance.errors import present
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.fusion import Fusion
+from ddp_impl.compile.in_graph import InGraphBackend
 
 
 class ReducesInDefaultGroup(TorchDDP):
@@ -32,3 +34,18 @@ class ReducesInDefaultGroup(TorchDDP):
 def FusesNothing(calls: CompiledCalls, fusion: Call) -> Fusion:
     """BUG: in the graph every gradient is a collective of its own."""
     return Fusion.NONE
+
+
+class _FusesUnlessInductor(InGraphBackend):
+    def fuse(self, gm: torch.fx.GraphModule) -> None:
+        if getattr(self.backend, "compiler_name", None) != "inductor":
+            super().fuse(gm)
+
+
+@replaces(CompiledCalls, "backend_for")
+def FusesNothingForInductor(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: in what Inductor compiles every gradient is a collective of its own."""
+    backend = backend_for(*args)
+    if isinstance(backend, InGraphBackend):
+        backend.__class__ = _FusesUnlessInductor
+    return backend

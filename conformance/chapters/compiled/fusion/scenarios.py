@@ -30,8 +30,10 @@ def scenarios() -> Iterator[Scenario]:
     yield from _captured()
 
 
-def _count(requirement: str, slug: str, fusion: str, worlds: Worlds = 2, **rest: Any) -> Iterator[Scenario]:
-    order = {"fusion": fusion}
+def _count(
+    requirement: str, slug: str, fusion: str, worlds: Worlds = 2, backend: str = "watched", **rest: Any
+) -> Iterator[Scenario]:
+    order = {"fusion": fusion, "backend": backend}
     yield from _make.written(requirement, slug, "compiled_collectives", worlds, compile_=order, **rest)
 
 
@@ -41,6 +43,8 @@ def _counted() -> Iterator[Scenario]:
         also: tuple[str, ...] = ("FUSE-05", "FUSE-06")
         yield from _count(requirement, f"sixty-{fusion}", fusion, also=also, way=_TEN_EACH, sizes=[10] * 60)
         yield from _count(requirement, f"twelve-{fusion}", fusion, (2, 3), also=also, **several)
+        coded: dict[str, Any] = {"backend": "inductor", "also": ("FUSE-03",), "dtypes": _TWO_DTYPES}
+        yield from _count(requirement, f"inductor-{fusion}", fusion, way=_THREE_EACH, sizes=[10] * 6, **coded)
         yield from _count("FUSE-03", f"dtypes-{fusion}", fusion, also=(requirement,), dtypes=_TWO_DTYPES, **several)
         caps = (
             PLAIN.named("default"),
