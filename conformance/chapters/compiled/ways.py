@@ -4,6 +4,7 @@ The module is a row of layers that fill a bucket each, in two halves. Each layer
 backward notes how many reductions have been issued.
 """
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import ge
@@ -230,7 +231,7 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
     "compiled_ways",
     invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
     preload=PRELOAD,
-    speaks_for=OF_WARNINGS,
+    speaks_for={**OF_WARNINGS, "num_modules": ("SPLIT-35",)},
 )
 def compiled_ways(ctx: RankContext) -> None:
     """Train a row of layers that fill a bucket each, for 20 steps.
@@ -239,16 +240,20 @@ def compiled_ways(ctx: RankContext) -> None:
     order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
     `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given.
     Observes gradients, `begun`, how many reductions the last step had issued when its backward reached each layer, the
-    last layer first, `num_issued`, how many it issued in all, `num_graphs` after the first steps and after all, and
-    `warnings`. All ranks run it.
+    last layer first, `num_issued`, how many it issued in all, `num_graphs` and, with `counts_modules`, `num_modules`
+    in memory, after the first steps and after all, and `warnings`. All ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
     num_graphs: list[int] = []
+    num_modules: list[int] = []
     before = 0
 
     def issued() -> int:
         return sum(map(is_gradient, ctx.collectives()[before:]))
+
+    def counted() -> list[int]:
+        return [_num_modules()] if ctx.arguments.get("counts_modules") else []
 
     def step(model: Any, turn: RankStep) -> None:
         nonlocal before
@@ -260,13 +265,22 @@ def compiled_ways(ctx: RankContext) -> None:
         model = _wrap(inside, row, ctx.scenario)
         observe_run(inside, lambda: run_steps(inside, row, model, step, _NUM_FIRST))
         num_graphs.append(watch.num_compiled)
+        num_modules += counted()
         for index in range(_NUM_FIRST, _NUM_STEPS):
             row.zero_grad(set_to_none=True)
             step(model, rank_step(inside, index))
         num_graphs.append(watch.num_compiled)
+        num_modules += counted()
     ctx.observe("begun", begun)
     ctx.observe("num_issued", issued())
     ctx.observe("num_graphs", num_graphs)
+    if num_modules:
+        ctx.observe("num_modules", num_modules)
+
+
+def _num_modules() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), nn.Module) for one in gc.get_objects())
 
 
 def _are_at_least(numbers: Sequence[int], least: Sequence[int]) -> bool:
@@ -282,6 +296,7 @@ def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
     least = list(range(_NUM_LAYERS))
+    kept = Satisfies("as many after all steps as after the first", _are_equal)
     judged: dict[str, Any] = {
         **QUIET,
         "begun": Satisfies(f"at least {least}", _are_at_least, (least,)),
@@ -290,5 +305,7 @@ def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     if "num_graphs" in scenario.arguments:
         judged["num_graphs"] = [scenario.arguments["num_graphs"]] * 2
     else:
-        judged["num_graphs"] = Satisfies("as many after all steps as after the first", _are_equal)
+        judged["num_graphs"] = kept
+    if scenario.arguments.get("counts_modules"):
+        judged["num_modules"] = kept
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

@@ -227,7 +227,7 @@ def _way(
 
 def _ways() -> Iterator[Scenario]:
     for way in ("wrapper", "in_place", "before", "inner", "function"):
-        yield from _way(f"way-{way}", 4, compile_={"way": way})
+        yield from _way(f"way-{way}", 4, compile_={"way": way}, counts_modules=True)
     for inside, num_graphs in INSIDE_GRAPHS.items():
         # Only the second half of "one_part" is compiled; autograd runs the first one layer by layer.
         yield from _way(inside, num_graphs, inside=inside)
