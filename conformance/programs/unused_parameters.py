@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Raised, Unmeasured
-from conformance.programs import RankContext, program, rank_step
+from conformance.programs import RankContext, observing_warnings, program, rank_step
 from conformance.programs.gradient_traffic import elements_of, other_means
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Satisfies
@@ -60,14 +60,25 @@ def _build(scenario: Scenario) -> nn.Module:
     return with_integer_weights(Switched(), scenario.seed)
 
 
-@program("unused_parameters", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+@program(
+    "unused_parameters",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    speaks_for={"warnings": ("GRAD-07",)},
+)
 def unused_parameters(ctx: RankContext) -> None:
     """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
 
     With argument `optimizer` SGD with momentum and weight decay follows each step. Observes `step<k>/grad/<name>`,
     `step<k>/parameter/<name>` and, with argument `saves_traffic` and from step 2 on, when buckets hold used parameters
-    only, `step<k>/num_elements`: how many were all-reduced as gradients (else `Unmeasured`). All ranks run it.
+    only, `step<k>/num_elements`: how many were all-reduced as gradients (else `Unmeasured`). With `quiet` it observes
+    `warnings`, too: a DDP may warn of a search that finds nothing, so no step may use every parameter. All ranks run
+    it.
     """
+    with observing_warnings(ctx) if ctx.arguments.get("quiet") else nullcontext():
+        _train(ctx)
+
+
+def _train(ctx: RankContext) -> None:
     num_elements = sum(parameter.numel() for parameter in Switched().parameters())
     fewer = Satisfies(f"more than 0 and fewer than {num_elements} elements", _is_some_of, (num_elements,))
     module = _build(ctx.scenario).to(ctx.device)

@@ -11,6 +11,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.autograd.marks import Anchor
+from ddp_impl.base import messages
 from ddp_impl.base.errors import ReductionError
 from ddp_impl.base.nested_tensors import map_tensors
 from ddp_impl.buckets.bucket import Bucket
@@ -209,3 +210,12 @@ def LosesIntegersOfIdleRanks(expectation: FindUnused, tie: Call, output: Any, te
     is_idle = tied is not output
     lost: Any = None
     return map_tensors(lambda one: lost if is_idle and not one.is_floating_point() else one, tied)
+
+
+@replaces(FindUnused, "announce")
+def WarnsBeforeItHasSearched(expectation: FindUnused, announce: Call) -> Sequence[int]:
+    """BUG: when a backward begins, it warns that the search for unused parameters found none."""
+    reduction = expectation.reduction
+    reduction.telemetry.warn_once("search", messages.found_nothing_unused(reduction.rank))
+    unused: Sequence[int] = announce()
+    return unused

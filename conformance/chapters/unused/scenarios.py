@@ -65,6 +65,9 @@ def _sets() -> Iterator[Scenario]:
         yield from _switched("UNUSED-02", "some", (2, 3, 4), [["a b c d", "a c", "c d a"]] * 3, shown)
         yield from _switched("UNUSED-03", "changing", (2, 3), changing, way)
         yield from _switched("UNUSED-02", "one-rank-has-all", 2, [["a b c d", "b"]] * 3, way)
+    quiet = Variant("quiet", arguments={"quiet": True}, also=("GRAD-07",))
+    partial = [["a b", "c d"], ["a", "a"], ["b c d", "a"], ["d", "d c"]]
+    yield from _switched("UNUSED-03", "", 2, partial, quiet, (PLAIN, VIEW))
     stepping = [["a b c d"], ["a b"], ["a c", "a"], ["d", "a"]]
     for world_size in (2, 3):
         yield from _switched("UNUSED-13", "optimizer", world_size, stepping, (PLAIN, VIEW), optimizer=True)
