@@ -53,8 +53,8 @@ def _seen_by(model: Any) -> list[str]:
     raise AssertionError("no module keeps notes")
 
 
-def _ordinary(model: Any, turn: RankStep, rows: int = 2) -> Mapping[str, Any]:
-    output = turn.forward(model, _inputs(turn, rows))
+def _ordinary(model: Any, turn: RankStep, rows: int = 2, dtype: torch.dtype = torch.float32) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn, rows).to(dtype))
     turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "output": output}
 
@@ -145,6 +145,14 @@ def _frozen_is_written(model: Any, turn: RankStep) -> Mapping[str, Any]:
     return facts
 
 
+def _doubles() -> nn.Module:
+    """Return layers whose gradients are rounded to what a low precision holds."""
+    module = layers.WithPReLU(checkpointed=True).double()
+    for parameter in module.parameters():
+        parameter.register_hook(torch.round)
+    return module
+
+
 CASES: Mapping[str, Case] = {
     "layers": Case(layers.Layers, _ordinary),
     "tied": Case(layers.Tied, partial(_ordinary, rows=1)),
@@ -164,6 +172,7 @@ CASES: Mapping[str, Case] = {
     "frozen": Case(layers.Frozen, _ordinary),
     "between": Case(layers.WithPReLU, _ordinary),
     "between_checkpoint": Case(lambda: layers.WithPReLU(checkpointed=True), _ordinary),
+    "between_doubles": Case(_doubles, partial(_ordinary, dtype=torch.float64)),
     "within": Case(layers.WithBlock, _ordinary),
     "casts_itself": Case(layers.CastsItself, _ordinary),
     "evaluating": Case(layers.Layers, _evaluating),

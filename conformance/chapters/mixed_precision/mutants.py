@@ -14,6 +14,7 @@ from conformance.mutants.bases import with_options
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.api import distributed
+from ddp_impl.base.nested_tensors import cast
 from ddp_impl.module import mixed_precision, replicas
 from ddp_impl.module.mixed_precision import Casts, MixedPrecision, PrecisionCaster
 from ddp_impl.module.replicas import Replica
@@ -278,3 +279,9 @@ def CastsNoStandIns(casts: Casts, read: Call, parameter: Tensor) -> Any:
 def CopiesNoPrecision(ddp: Ours, setstate: Call, state: Mapping[str, Any]) -> None:
     """BUG: the copy of a wrapper computes and reduces in full precision."""
     setstate({**state, "mixed_precision": None})
+
+
+@replaces(PrecisionCaster, "cast_inputs")
+def CastsInputsToSingle(caster: PrecisionCaster, cast_inputs: Call, value: Any) -> Any:
+    """BUG: where nothing is to be cast, inputs become single precision, which may be less than the module's own."""
+    return cast_inputs(value) if caster.config.param_dtype is not None else cast(value, torch.float32)

@@ -157,6 +157,9 @@ def _wishes() -> Iterator[Scenario]:
         yield from _case("MIXED-17", "between_checkpoint", 2, between, kept)
         uncast = _precision(precision.slug, **dtypes, cast_forward_inputs=False)
         yield from _case("MIXED-18", "casts_itself", (2, 3), uncast, Variant(needs=("cast_forward_inputs",)))
+    # Where nothing is to be cast, a layer of such a type stays in its own precision: double, for one.
+    reduced = _precision("only-reduce", reduce_dtype="bfloat16", full_precision_modules=["PReLU"])
+    yield from _case("MIXED-09", "between_doubles", 2, reduced, kept)
     whole = _precision("", param_dtype="bfloat16", full_precision_modules=["Sequential"])
     yield from _case("MIXED-17", "within", (2, 3), whole, kept)
     norm = model("batchnorm_mlp").named("batchnorm")
