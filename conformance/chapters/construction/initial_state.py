@@ -60,7 +60,7 @@ def initial_state(ctx: RankContext) -> None:
 def composite_state(ctx: RankContext) -> None:
     """Wrap modules with a frozen parameter and a buffer that are made of two tensors, several times over.
 
-    Another buffer is of a class of tensors that changes nothing.
+    Another buffer is of a class of tensors that changes nothing; with `in_one` all three are.
 
     Observes `parts`, the values of every part and of the plain parameters, or the refusal. All ranks run it.
     """
@@ -89,7 +89,10 @@ def _composite(ctx: RankContext, rank: int) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(rank)
-    made = [TwoTensor(*(torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2))) for _ in "ab"]
+    made: list[Any] = []
+    for _ in "ab":
+        parts = [torch.full((3, 3), rank + 10.0 * part, device=ctx.device) for part in (1, 2)]
+        made.append(torch.cat(parts).as_subclass(_Marked) if ctx.arguments.get("in_one") else TwoTensor(*parts))
     module[0].weight = nn.Parameter(made[0], requires_grad=False)
     module.register_buffer("table", made[1])
     module.register_buffer("marked", torch.full((3,), rank + 30.0, device=ctx.device).as_subclass(_Marked))
@@ -98,7 +101,7 @@ def _composite(ctx: RankContext, rank: int) -> nn.Module:
 
 def _parts(module: Any) -> list[float]:
     made = (module[0].weight, module.table)
-    tensors = [part for each in made for part in (each.a, each.b)] + [
+    tensors = [part for each in made for part in ((each.a, each.b) if isinstance(each, TwoTensor) else (each,))] + [
         module.marked,
         module[0].bias,
         module[1].weight,

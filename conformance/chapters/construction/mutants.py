@@ -582,6 +582,20 @@ def CopiesWhatIsMadeOfOthersAsOne(ddp: Ours, synchronise_state: Call, *args: Any
         synchronise_state(*args, **kwargs)
 
 
+@replaces(Ours, "synchronise_state")
+def FlattensEveryClass(ddp: Ours, synchronise_state: Call, *args: Any, **kwargs: Any) -> None:
+    """BUG: what is made of others is refused by name, and a tensor of any other class by an error of Python's."""
+
+    def memory(kind: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        for name, tensor in tensors.items():
+            if type(tensor) not in (Tensor, nn.Parameter):
+                raise NotImplementedError(f"{kind} '{name}' is made of {tensor.__tensor_flatten__()[0]}")
+        return list(tensors.values())
+
+    with mock.patch.object(copied_state, "memory", memory):
+        synchronise_state(*args, **kwargs)
+
+
 @replaces(Ours, "__init__")
 def ComparesTrainedNamesOnly(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: ranks may register what they do not train, frozen parameters and buffers, in different orders."""

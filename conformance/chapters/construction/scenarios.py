@@ -91,7 +91,8 @@ def _state() -> Iterator[Scenario]:
         yield from _grid("CONS-02", "", "initial_state", world_size, LOCAL_BUFFERS.named("no-forward-sync"))
         yield from _grid("CONS-03", "", "initial_state", world_size, not_at_first, _SILENT)
         yield from _grid("CONS-22", "", "initial_state", world_size, ignored, _IGNORING)
-        yield from _grid("CONS-38", "made-of-others", "composite_state", world_size)
+        kinds = (arguments("made-of-others"), arguments("of-a-class", in_one=True))
+        yield from _grid("CONS-38", "", "composite_state", world_size, kinds, min_collectives=0)
 
 
 def _errors() -> Iterator[Scenario]:
