@@ -1,9 +1,11 @@
 """Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
 
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,10 +15,11 @@ from torch.futures import Future
 
 from conformance.errors import instance, present
 from conformance.models.bomb import Bomb
-from conformance.models.integers import with_integer_weights
+from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs import RankContext, program, rank_step
 from conformance.programs.bare_group import bare_group
+from conformance.programs.join_context import joining
 from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
 
@@ -41,7 +44,10 @@ class Branching(nn.Module):
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
         if self.place == "forward":
             raise ArithmeticError("the batch makes no sense")
-        hidden = self.last(sum(self.get_submodule(name)(inputs) for name in uses.split()))
+        if self.place == "input":
+            inputs = Bomb.apply(inputs.requires_grad_())
+        hidden = sum(self.get_submodule(name)(inputs) for name in uses.split())
+        hidden = self.last(Bomb.apply(hidden) if self.place == "middle" else hidden)
         output: Tensor = Bomb.apply(hidden) if self.place == "backward" else hidden
         return output
 
@@ -57,14 +63,34 @@ def _train(ctx: RankContext, group: dist.ProcessGroup) -> None:
     uses = "left right"
     if place == "branches":
         uses = "left" if fails else "right"
-    for index in range(FAILING_STEP + 1):
-        module.zero_grad()
-        if index == FAILING_STEP and (fails or place == "pending_hook"):
-            module.place = place
-        turn = rank_step(ctx, index)
-        loss = turn.loss(turn.forward(model, turn.inputs(4, 3), uses))
-        if module.place != "skipped":
-            turn.backward(loss)
+    another: Any = ctx.wrap(Branching().to(ctx.device), process_group=group) if ctx.arguments.get("beside") else None
+    joins = bool(ctx.arguments.get("joined"))
+    num_steps = FAILING_STEP + 1
+    if place == "input" and not fails:
+        num_steps += -1 if joins else 1
+    with joining(ctx, model.join()) if joins else nullcontext():
+        for index in range(num_steps):
+            module.zero_grad()
+            if index == FAILING_STEP and (fails or place == "pending_hook"):
+                module.place = place
+            turn = rank_step(ctx, index)
+            loss = turn.loss(turn.forward(model, turn.inputs(4, 3), uses))
+            other = None
+            if another is not None and index == FAILING_STEP:
+                other = turn.loss(turn.forward(another, turn.inputs(4, 3), uses))
+            if module.place != "skipped":
+                _backward(turn, loss, other)
+
+
+def _backward(turn: RankStep, loss: Tensor, other: Tensor | None) -> None:
+    """Have a backward of `loss`, and where that has raised one of the `other` wrapper's as well."""
+    try:
+        turn.backward(loss)
+    except ArithmeticError:
+        if other is not None:
+            with suppress(RuntimeError):
+                turn.backward(other)
+        raise
 
 
 @program("failing_peer", invariants=("leaves_no_trace",))
@@ -73,9 +99,14 @@ def failing_peer(ctx: RankContext) -> None:
 
     Places: `construction`, `forward`, `backward`, `comm_hook`; `skipped`: it leaves a backward out, and raises nothing;
     `branches`: from the first step it uses another layer than the other ranks. `pending_hook`: on every rank, the comm
-    hook returns a future that is never done. With `no_store` the group has none.
+    hook returns a future that is never done. `middle` and `input`: in backward, behind some or all of the gradients;
+    behind all, the others wait in the step after. With `no_store` the group has none. With `joined` the others have run
+    out of data before, in a join context. With `beside` there is another wrapper, and the rank that fails goes on with
+    the backward of that one. The last rank's clock is ahead by `hours`.
     """
-    with ctx.group_with_timeout(_TIMEOUT) as group, ctx.catching("raised"):
+    now, hours = time.time, ctx.arguments.get("hours", 0) if ctx.rank == ctx.world_size - 1 else 0
+    clock = mock.patch.object(time, "time", side_effect=lambda: now() + 3600 * hours)
+    with ctx.group_with_timeout(_TIMEOUT) as group, ctx.catching("raised"), clock if hours else nullcontext():
         _train(ctx, bare_group(ctx, group) if ctx.arguments.get("no_store") else group)
 
 

@@ -1,6 +1,7 @@
 """Mutants of chapter membership: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.base.messages import FailureReport
 from ddp_impl.buckets.bucket import Bucket
 from ddp_impl.reducer.iteration import Iteration
 from ddp_impl.reducer.reducer import Reducer
@@ -115,6 +117,24 @@ def SyncsBuffersAsBefore(ddp: Ours, update_process_group: Call, new_process_grou
 @replaces(Peers, "publish")
 def FailsInSilence(peers: Peers, tell: Call, reason: str, **_: bool) -> None:
     """BUG: a rank that raises leaves no word of it."""
+
+
+@replaces(Peers, "key_of")
+def ReportsByTheHour(peers: Peers, key_of: Call, about: str) -> str:
+    """BUG: ranks leave reports under the hour of their own clocks, and find none of a rank whose clock differs."""
+    return f"{key_of(about)}/{int(time.time() // 3600)}"
+
+
+@replaces(Peers, "reports")
+def HearsOfItsOwnStepOnly(peers: Peers, reports: Call, **options: bool) -> list[FailureReport]:
+    """BUG: a rank that waits in vain takes what another reported on the step before for something that is over."""
+    return [each for each in reports(**options) or () if each.step >= peers.step]
+
+
+@replaces(Peers, "why_lost")
+def KnowsItsOwnFailureOnly(peers: Peers, why_lost: Call) -> str:
+    """BUG: a wrapper goes on in a group in which the backward of another wrapper has broken off on this rank."""
+    return peers.lost
 
 
 @replaces(Peers, "awaiting")

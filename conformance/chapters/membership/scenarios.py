@@ -132,6 +132,11 @@ def _peers() -> Iterator[Scenario]:
     for place in (*each("place", ("construction", "forward", "backward")), hook):
         for world_size, ways in ((2, (PLAIN, UNUSED)), (3, (PLAIN,))):
             yield from _grid("MEMBER-14", "", "failing_peer", world_size, place, ways, waiting)
+    clocks = arguments("clock-behind", place="backward", hours=-1), arguments("clock-ahead", place="backward", hours=1)
+    beside = arguments("beside", place="middle", beside=True)
+    yield from _grid("MEMBER-14", "", "failing_peer", 2, (*clocks, beside), waiting)
+    late = arguments("input", place="input"), arguments("joined", place="input", joined=True) | Variant(needs=("join",))
+    yield from _grid("MEMBER-14", "", "failing_peer", (2, 3), late, waiting)
     silent = (arguments("skipped", place="skipped"), arguments("no-store", place="backward", no_store=True))
     for way in _VARIANTS:
         yield from _grid("MEMBER-15", "", "failing_peer", 2, silent, way, waiting)
