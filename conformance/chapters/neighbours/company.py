@@ -30,7 +30,8 @@ LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "
 GROUPS = ("one", "own", "parts", "overlapping")
 #: The layer that ranks skip with `unused` = "skipped".
 SKIPPED = 1
-#: Besides these there are "first_tower" and "last_tower", for towers of which only one may leave parameters unused.
+#: Besides these there are "first_tower" and "last_tower", for towers of which only one may leave parameters unused, and
+#: "idle": a rank, by turns, uses no parameter of the first tower.
 UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise", "skipped")
 LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
@@ -105,6 +106,7 @@ class Company:
             "alternating": rank == step % world_size,
             "later": step > 0 and rank != 1 % world_size,
             "skipped": False,
+            "idle": False,
             "first_tower": step > 0 and rank != 1 % world_size and tower == 0,
             "last_tower": rank == 0 and tower == self.num_towers - 1,
             "crosswise": rank == (0 if tower % 2 else world_size - 1),
@@ -113,6 +115,8 @@ class Company:
             everything[(tower + self.depth - 1) % self.depth] = False
         if self.unused == "skipped" and rank == 0 and step > 0:
             everything[SKIPPED] = None
+        if self.unused == "idle" and tower == 0 and rank == step % world_size:
+            return [None] * self.depth
         return everything
 
     def is_local(self, step: int, tower: int) -> bool:
@@ -229,7 +233,7 @@ class _Training:
     def _losses(self, turn: RankStep) -> list[Tensor]:
         plan = self._plan
         rows = [turn.inputs(rows_for(plan.as_a_bucket), WIDTH, micro=index) for index in range(plan.num_towers)]
-        if plan.backward == "probed":
+        if plan.backward == "probed" or plan.unused == "idle":
             rows[0].requires_grad_()
         uses = [plan.uses(turn.rank, turn.step, tower, self._ctx.world_size) for tower in range(plan.num_towers)]
 

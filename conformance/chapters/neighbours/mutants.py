@@ -90,6 +90,12 @@ def BeginsAloneAfterOthers(reducer: Reducer, begins_with_others: Call, repeated:
     return now.progress is Progress.AWAITS and now.run is Run.NONE and begins_with_others(repeated)
 
 
+@replaces(Reducer, "begins_with_others")
+def BeginsAloneWhereItIsIdle(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> bool:
+    """BUG: where a rank uses no parameter of a wrapper, that one's backward begins at its own output."""
+    return any(reducer.reduction.graph.certain_to_arrive()) and begins_with_others(repeated)
+
+
 @replaces(Reducer, "has_more_to_send")
 def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
     """BUG: of two wrappers that one sends first whose gradients arrive first on this rank."""

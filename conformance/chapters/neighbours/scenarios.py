@@ -55,6 +55,8 @@ _FIND_UNUSED = "find_unused_parameters"
 _KINDS = (_PLAIN, _FIND, VIEW | _SEARCHING, _STATIC, _STATIC | _FIND, _WIDE | _SEARCHING)
 #: Layouts in which no wrapper feeds another.
 _APART = each("layout", ("side_by_side", "separate", "shared"))
+#: A rank, by turns, uses nothing of the first wrapper.
+_IDLE = arguments("idle", unused="idle") | _PAIR | _SEARCHING
 #: What wrappers in groups of their own leave unused, and the search that it needs.
 _USED_OR_LATER = (arguments("none", unused="none"), arguments("later", unused="later") | _SEARCHING)
 
@@ -116,6 +118,7 @@ def _unused_beside_wrappers() -> Iterator[Scenario]:
         for unused in each("unused", UNUSED[1:]):
             for bucket in (_PAIR, _TWO_PAIRS.at(3), _WHOLE):
                 yield from _beside(requirement, "", 2, _SEARCHING, layout, unused, hides, bucket)
+        yield from _beside(requirement, "", 2, layout, _IDLE)
     different = (
         arguments("plain-and-find", others=dict(FIND.options)),
         _SEARCHING | arguments("find-and-static", others={**STATIC.options, **FIND.options}),
@@ -153,6 +156,8 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
                 yield from _beside(
                     requirement, "", 2 + layer % 2, _SEARCHING, beside, each("unused", [unused]), at, buckets
                 )
+        if place in IN_BACKWARD and place not in OF_A_LAYER:
+            yield from _beside(requirement, "", (2, 3), beside, _IDLE)
     # What the user has hooked is the module's output on the ranks that use no layer behind it.
     for when in ("rank_0", "not_rank_0", "rank_0_later"):
         for size in SIZES:
