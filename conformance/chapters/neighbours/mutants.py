@@ -96,6 +96,15 @@ def BeginsAloneWhereItIsIdle(reducer: Reducer, begins_with_others: Call, repeate
     return any(reducer.reduction.graph.certain_to_arrive()) and begins_with_others(repeated)
 
 
+@replaces(FindUnused, "announce")
+def AwaitsForecastsAtOnce(expectation: FindUnused, announce: Call) -> Sequence[int]:
+    """BUG: a wrapper waits for the ranks' forecasts when the backward begins, and so do wrappers of other groups."""
+    absent: Sequence[int] = announce()
+    if expectation.reduction.iteration.has_forecast:
+        expectation.await_forecast()
+    return absent
+
+
 @replaces(Reducer, "has_more_to_send")
 def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
     """BUG: of two wrappers that one sends first whose gradients arrive first on this rank."""

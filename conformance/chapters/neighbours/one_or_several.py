@@ -22,8 +22,8 @@ def one_or_several(ctx: RankContext) -> None:
     """Train wrappers side by side for four steps; rank 0 has one backward for all of them from some step on.
 
     Arguments: `groups`, one of `GROUPS`; `joins_from`, that step; `copied`, whether ranks train copies of the wrappers,
-    which each makes in an order of its own, and all have one backward for all. Observes the gradients of every step.
-    All ranks run it.
+    which each makes in an order of its own, and all have one backward for all. The wrapper with number `searches` is
+    built last, and alone has `find_unused_parameters`. Observes the gradients of every step. All ranks run it.
     """
     groups, copied = _groups(ctx, ctx.arguments["groups"]), ctx.arguments.get("copied", False)
     observe_run(ctx, lambda: _train(ctx, groups, ctx.arguments["joins_from"], copied=copied))
@@ -34,12 +34,15 @@ def one_or_several(ctx: RankContext) -> None:
 
 def _train(ctx: RankContext, groups: Sequence[Any], joins_from: int, *, copied: bool) -> dict[str, Any]:
     inner = nn.ModuleDict()
-    wrappers: list[Any] = []
-    for index, group in enumerate(groups):
+    made: dict[int, Any] = {}
+    searches = ctx.arguments.get("searches")
+    for index, group in sorted(enumerate(groups), key=lambda numbered: numbered[0] == searches):
         if isinstance(group, dist.ProcessGroup):
             layer = nn.Linear(_WIDTH, _WIDTH + index)
             inner[str(index)] = with_integer_weights(layer, ctx.scenario.seed, index).to(ctx.device)
-            wrappers.append(ctx.wrap(inner[str(index)], process_group=group))
+            options = {"find_unused_parameters": True} if index == searches else {}
+            made[index] = ctx.wrap(inner[str(index)], process_group=group, **options)
+    wrappers = [made[index] for index in sorted(made)]
     if copied:
         wrappers = _copies(ctx, wrappers)
         inner = nn.ModuleDict({str(index): wrapper.module for index, wrapper in enumerate(wrappers)})
