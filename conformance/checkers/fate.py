@@ -52,7 +52,7 @@ def no_hang(evidence: Evidence) -> Finding:
 def _lacking_a_check(found: Finding, evidence: Evidence, lost: list[Observation]) -> Finding:
     """Return the finding; if all `lost` ranks had to raise, with the missing check as its mistake."""
     expected = evidence.expected or {}
-    demands = [list(expected.get(one.rank, {}).values()) for one in lost]
+    demands = [[demand for demand in expected.get(one.rank, {}).values() if demand is not None] for one in lost]
     if all(one.phase == "construct" for one in lost):
         demands = [one[:1] for one in demands]
     lacks = all(one and all(isinstance(demand, Raises) for demand in one) for one in demands)

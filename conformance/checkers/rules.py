@@ -225,6 +225,8 @@ def _scaled(case: WrongValue) -> str:
     factor = _factor(case)
     if not factor or (case.wanted.numel() == 1 and factor % 1 and (1 / factor) % 1):
         return ""  # any number is some multiple of another
+    if factor < 0 and not _order_is_distinctive(case.wanted):
+        return ""  # two small numbers of opposite signs
     return f"every element is {factor:g} times what was expected"
 
 

@@ -108,6 +108,7 @@ DIAGNOSES = [
     ((MEAN, MEAN / 2, MEAN / 2), "expected / 2: divided by the world size once too often"),
     ((MEAN, MEAN * 3, MEAN * 3), "every element is 3 times what was expected"),
     ((MEAN, -MEAN, -MEAN), "every element is -1 times what was expected"),
+    ((torch.tensor([1.0, -1.0]), torch.tensor([-1.0, 1.0]), None), ""),  # perhaps others, in another order
     ((MEAN, A, B), "the rank's own local value, not averaged (the mean over the ranks is what was expected)"),
     ((MEAN, A / 2, B / 2), "the rank's own local value divided by the world size, but never reduced"),
     ((MEAN, MEAN * 0, MEAN * 0), "zeros: no value was ever written"),

@@ -361,7 +361,7 @@ def test_ranks_that_hang_or_die_where_they_had_to_raise_lack_a_check() -> None:
     hung = (ended(0, "hung", phase="construct"), returned(1, facts={"construct": None}))
     refusal = Raises(("RuntimeError",))
     first = {rank: {"construct": refusal, "step0/grad/w": 1.0} for rank in (0, 1)}
-    only = {rank: {"step1/backward": refusal} for rank in (0, 1)}
+    only = {rank: {"step0/backward": None, "step1/backward": refusal} for rank in (0, 1)}
     later = (ended(0, "hung", phase="backward"), ended(1, "hung", phase="backward"))
     for seen, expected, mistake in (
         (hung, first, "lacks-check"), (later, only, "lacks-check"), (later, first, ""), (hung, None, ""),

@@ -145,7 +145,7 @@ def late_gradient(ctx: RankContext) -> None:
     """Run the backward of a penalty after the one of the output, which counted its parameter as unused, in each step.
 
     Observes `step<k>/spare.weight`: whether its gradient is "averaged", or else "named" by an error or warning of this
-    step or an earlier one, or "silent". All ranks run it.
+    step or an earlier one, or "not named". All ranks run it.
     """
     module = with_integer_weights(BodyAndHeads(), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
@@ -161,7 +161,7 @@ def late_gradient(ctx: RankContext) -> None:
         raised = ctx.facts.pop("raised")
         said = said or any("spare.weight" in str(each) for each in (raised, *(one.message for one in caught)))
         is_averaged = weight.grad is not None and torch.equal(weight.grad, mean)
-        found = "averaged" if is_averaged else "named" if said else "silent"
+        found = "averaged" if is_averaged else "named" if said else "not named"
         ctx.observe(f"step{index}/spare.weight", found, must=AnyOf("averaged", "named"))
         if raised is not None:
             break
