@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import dropwhile
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
@@ -20,7 +21,8 @@ _IDLE = re.compile(r"\A[^\n]*\n[^\n]*concurrent/futures/thread\.py[^\n]* in _wor
 _OF_DISTRIBUTED = re.compile(r"/torch/distributed/.* in (?!wrapper\b)(\w+)")
 #: A frame of a traceback: file, line, function. Neither the standard library, torch, nor the suite is the subject.
 _FRAME = re.compile(
-    r'File "(?![^"]*/(?:torch/|conformance/|lib/python[\d.]+/(?!site-packages)))([^"<]+)", line (\d+), in (\S+)'
+    r'File "(?![^"]*/(?:torch/|conformance/|lib(?:64)?/(?:python|pypy)[\d.]+t?/(?!site-|dist-)))([^"<]+)"'
+    r", line (\d+), in (\S+)"
 )
 #: Frames of the harness, which are on every stack.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
@@ -52,7 +54,7 @@ def no_hang(evidence: Evidence) -> Finding:
 def _lacking_a_check(found: Finding, evidence: Evidence, lost: list[Observation]) -> Finding:
     """Return the finding; if all `lost` ranks had to raise, with the missing check as its mistake."""
     expected = evidence.expected or {}
-    demands = [[demand for demand in expected.get(one.rank, {}).values() if demand is not None] for one in lost]
+    demands = [list(dropwhile(lambda demand: demand is None, expected.get(one.rank, {}).values())) for one in lost]
     if all(one.phase == "construct" for one in lost):
         demands = [one[:1] for one in demands]
     lacks = all(one and all(isinstance(demand, Raises) for demand in one) for one in demands)

@@ -139,7 +139,8 @@ class RankContext:
     def at_this_load(self, timeout: timedelta) -> timedelta:
         """Return `timeout`, and twice what the slowest rank takes now for a wrapper and a step; all ranks must call it.
 
-        On a busy machine ranks would else wait in vain for others that get no processor.
+        On a busy machine ranks would else wait in vain for others that get no processor. It is at most half of the
+        scenario's deadline more, since ranks that wait make no progress.
         """
         began = time.monotonic()
         model = self.wrap_with(nn.Linear(1, 1).to(self.device), {})
@@ -148,7 +149,7 @@ class RankContext:
         dist.all_reduce(took, dist.ReduceOp.MAX, group=self.process_group)
         del model
         gc.collect()  # the next wrapper is alone again
-        return timeout + 2 * timedelta(seconds=took.item())
+        return timeout + timedelta(seconds=min(2 * took.item(), self.scenario.deadline_s / 2))
 
     def finalize_by_hand(self, model: Any) -> None:
         """Leave the finalization of backwards to `finalize_backward()`; unsupported for a DDP without that method."""

@@ -20,6 +20,7 @@ from conformance.verdict import Finding, Verdict
 
 _MOST_NAMES = 5
 _WHERE = re.compile(r"( raised \w+) (?:in (?:phase .*?|\w+)|before its first phase): ")
+_PLACE = re.compile(r" \(\S+:\d+, in \S+\)")
 _STEP = re.compile(r"(step|local|micro|forward|backward|round)\d+/")
 
 
@@ -217,7 +218,7 @@ def _alike(summary: str) -> str:
 
     Nor does it hold where an error was raised: a backend that lacks something raises the same one everywhere.
     """
-    words = _STEP.sub("", _WHERE.sub(r"\1: ", summary)).split(" on rank")[0]
+    words = _STEP.sub("", _PLACE.sub("", _WHERE.sub(r"\1: ", summary))).split(" on rank")[0]
     name, slash, _ = words.partition("/")
     if slash and " " not in name:
         return name

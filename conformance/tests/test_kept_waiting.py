@@ -182,10 +182,11 @@ def test_a_stopwatch_stands_still_while_a_thread_gets_no_processor(monkeypatch: 
 
 def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel counts it when it ends: until then the counts of a thread that is ready stay the same."""
-    one, later, ms = (5, 0, 1), (7, 3, 2), 1_000_000
+    ms = 1_000_000
+    one, later, polls = (ms, 0, 1), (2 * ms, 3, 2), (20_000, 9, 1)
     looks: list[dict[str, tuple[int, int, int]]] = [
-        {"1": one}, {"1": one}, {"1": later}, {}, {"2": one}, {"2": one, "3": (1, 1, 1)}, {"2": (ms, 0, 9)},
-        {"2": (101 * ms, 0, 9)}, {"2": (101 * ms, 0, 9)},
+        {"1": one}, {"1": one}, {"1": later}, {}, {"2": one}, {"2": one, "3": one}, {"4": polls},
+        {"2": (101 * ms, 0, 9), "4": polls}, {"2": (101 * ms, 0, 9)},
     ]  # fmt: skip
     clock = Clock()
     monkeypatch.setattr(kept_waiting, "time", clock)
@@ -246,7 +247,7 @@ def test_a_deadline_passes_only_where_somebody_looked(monkeypatch: pytest.Monkey
 def test_ones_seconds_do_not_pass_while_it_waits_but_end(
     monkeypatch: pytest.MonkeyPatch, most_times: float, num_looks: int
 ) -> None:
-    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": (5, 0, 1)})
+    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": (50_000, 0, 1)})
     monkeypatch.setattr(kept_waiting, "_counts", lambda pid: {})
     monkeypatch.setattr(kept_waiting, "time", Clock())
     assert sum(1 for _ in seconds_of([1], 1.0, pause_s=0.5, most_times=most_times)) == num_looks

@@ -5,12 +5,13 @@ process that belongs to a rank, such as the random state, is saved and restored 
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from conformance.errors import certain, present
-from conformance.waiting.kept_waiting import Stopwatch
+from conformance.waiting.kept_waiting import MOST_TIMES, Stopwatch
 from conformance.waiting.limits import TURN_S
 
 #: How long the holder of the baton may compute, where the machine lets it, before the others raise.
@@ -142,10 +143,10 @@ class Baton:
 
     def _await_turn(self, rank: int) -> None:
         with self._turn:
-            stopwatch = None
+            stopwatch, began = None, time.monotonic()
             while not self._turn.wait_for(lambda: self._holder == rank, TURN_S):
                 stopwatch = stopwatch or Stopwatch()
-                if stopwatch.seconds > DEADLINE_S:
+                if stopwatch.seconds > DEADLINE_S or time.monotonic() > began + MOST_TIMES * DEADLINE_S:
                     late = f"rank {self._holder} has reached no meeting for {DEADLINE_S:g} s; rank {rank} waits for it"
                     self._error = self._error or DesertedError(late)
                     raise self._error

@@ -75,25 +75,28 @@ class KeptWaiting:
             counts |= _counts(pid)
             for thread, now in counts.items():
                 if thread not in self._but:
-                    before = self._before[pid].get(thread, _NOTHING)
-                    ran, waited, turns = (later - earlier for later, earlier in zip(now, before, strict=True))
+                    ran, waited, turns = self._more(pid, thread, now)
                     found.append((ran / 1e9, 0.0 if ran < turns * _LEAST_TURN_NS else waited / 1e9))
         return found
+
+    def _more(self, pid: int, thread: str, now: _Counts) -> _Counts:
+        ran, waited, turns = self._before[pid].get(thread, _NOTHING)
+        return now[0] - ran, now[1] - waited, now[2] - turns
 
     def goes_on(self) -> bool:
         """Whether a thread waits now: it is ready, or waits for the disk, and has not run since the last call.
 
         Linux counts a wait when it has ended, so that a long one is 0 until then. Call this twice, ten milliseconds
-        apart: a thread that was not ready at the last call counts as waiting. One that gets a processor now and then is
-        counted by the other properties.
+        apart: a thread that was not ready at the last call counts as waiting. One that polls does not, nor one that
+        gets a processor now and then, whose waits the other properties count.
         """
         before, passed_ns = self._ready, (time.monotonic() - self._began) * 1e9
-        self._ready = {
-            thread: counts
-            for pid in self._before
-            for thread, counts in _ready(pid).items()
-            if thread not in self._but and counts[0] - self._before[pid].get(thread, _NOTHING)[0] < _SELDOM * passed_ns
-        }
+        self._ready = {}
+        for pid in self._before:
+            for thread, counts in _ready(pid).items():
+                ran, _, turns = self._more(pid, thread, counts)
+                if thread not in self._but and turns * _LEAST_TURN_NS <= ran < max(1.0, _SELDOM * passed_ns):
+                    self._ready[thread] = counts
         return any(before.get(thread, counts) == counts for thread, counts in self._ready.items())
 
 

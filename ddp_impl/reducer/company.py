@@ -20,9 +20,8 @@ gradient arrived (docs/decisions/order_of_communication.md).
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
@@ -37,8 +36,6 @@ from ddp_impl.torch_internals.distributed import counter_of
 from ddp_impl.wire.collectives import size_of
 
 Construction = tuple[int, ...]
-#: How often a rank looks whether other ranks have begun the backward of one of several groups.
-_LOOK_AGAIN_S = 0.001
 
 
 class Participant(Protocol):
@@ -62,8 +59,6 @@ class Participant(Protocol):
     def last_backward(self) -> int | None: ...
     @property
     def is_reached(self) -> bool: ...
-    @property
-    def awaits_forecast(self) -> bool: ...
     def begins_with_others(self, repeated: int | None) -> bool: ...
     def has_more_to_send(self) -> bool: ...
     def send_held_back(self) -> None: ...
@@ -192,26 +187,6 @@ class EngineRun:
         group, device = participant.group, participant.device
         return [one for one in self.participants if one.group is group and one.device == device]
 
-    def is_alone_in_its_group(self, participant: Participant) -> bool:
-        """Whether the backward has wrappers of several groups, and `participant` is the only one of its own.
-
-        Another rank may run a backward for each of them: then it begins the one when the other is over, for which it
-        needs what this rank sends in the other group.
-        """
-        return self.beside(participant) == [participant]
-
-    def _ending(self) -> Iterator[Participant]:
-        """Yield all participants, those of a group in the order of construction; first those that await no forecast."""
-        left = sorted(self.participants, key=_construction)
-        while left:
-            first = {one.group: one for one in reversed(left)}
-            ready = [one for one in left if first[one.group] is one and not (len(first) > 1 and one.awaits_forecast)]
-            for one in ready[:1]:
-                left.remove(one)
-                yield one
-            if not ready:
-                time.sleep(_LOOK_AGAIN_S)
-
     def tally_of(self, participant: Participant, *, begins: bool) -> Tally | None:
         """Return what is counted in the participant's group; if it `begins` to, everybody there counts from here."""
         key = (participant.group, participant.device)
@@ -222,24 +197,20 @@ class EngineRun:
         return self.tallies.get(key)
 
     def _ended(self) -> None:
-        participants: Iterable[Participant]
         if torch.is_grad_enabled():  # with create_graph=True
             with torch.no_grad():
                 return self._ended()
         company.running.pop(self.number, None)
-        participants = self._ending() if self.has_rivals else sorted(self.participants, key=_construction)
+        participants = sorted(self.participants, key=_construction)
         errors: list[Exception] = []
         try:
             for step in _STEPS:
-                unharmed: list[Participant] = []
-                for participant in participants:
+                for participant in list(participants):
                     try:
                         step(participant)
                     except Exception as error:
+                        participants.remove(participant)
                         errors.append(error)
-                    else:
-                        unharmed.append(participant)
-                participants = sorted(unharmed, key=_construction)
         finally:
             self._is_over(self.participants)
         try:

@@ -80,9 +80,8 @@ class AllUsed:
         if not self.reduction.iteration.launched:
             self.reduction.launch_all_after_backward()
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
-        """Return whether this rank knows which buckets may leave within the backward; with `waits` it waits for it."""
-        return True
+    def await_forecast(self) -> None:
+        """Wait until this rank knows which buckets may leave within the backward."""
 
     def shadow_begins(self) -> None:
         """Take part, on a rank without data, in the exchange at the beginning of the other ranks' backward."""
@@ -205,18 +204,14 @@ class FindUnused(AllUsed):
         in_order = self.reduction.learnt.in_order or [False] * len(self.members)
         return list(map(min, forecast.certain, in_order))
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
-        """Read the forecast, if it is complete or `waits`; start it now if the backward reached no output."""
+    def await_forecast(self) -> None:
+        """Wait for the forecast; start it now if the backward reached no output of forward."""
         iteration = self.reduction.iteration
         if not iteration.has_forecast:
             self.forecast(self.graph.certain_to_arrive())
-        forecast = iteration.forecast
+        forecast, iteration.forecast = iteration.forecast, None
         if forecast is not None:
-            if not (waits or forecast.is_complete):
-                return False
-            iteration.forecast = None
             self._read(forecast)
-        return True
 
     def shadow_begins(self) -> None:
         """Read the other ranks' forecast without contributing to it."""

@@ -458,11 +458,9 @@ class Reducer:
             with torch.no_grad():
                 self.launch_full_buckets()
             return
-        has_rivals = run is not None and run.has_rivals
         if self.ranks_may_differ:
-            may_go_on = run is not None and has_rivals and iteration.run is Run.RUNS and run.is_alone_in_its_group(self)
-            if not self.expectation.await_forecast(waits=not may_go_on):
-                return
+            self.expectation.await_forecast()
+        has_rivals = run is not None and run.has_rivals
         if not has_rivals or may_send(self):
             self._launch_next()
             if has_rivals and num_launched < len(iteration.launched) and not iteration.num_launchable_in_backward:
@@ -500,12 +498,6 @@ class Reducer:
         return iteration.num_launchable_in_backward > 0
 
     # -- a backward ends ----------------------------------------------------------------------------------------------
-
-    @property
-    def awaits_forecast(self) -> bool:
-        """Whether to send all that has not been sent would wait for ranks that are not in this backward yet."""
-        forecast = self.reduction.iteration.forecast
-        return forecast is not None and not forecast.is_complete
 
     def backward_ends(self) -> None:
         """Send all that has not been sent."""

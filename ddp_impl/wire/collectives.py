@@ -62,12 +62,6 @@ def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) ->
         raise
 
 
-def is_complete(work: dist.Work) -> bool:
-    """Whether a wait for `work` would end at once; true of a group in Python whose works do not answer."""
-    kind = type(work)
-    return (kind is not dist.Work and kind.is_completed is dist.Work.is_completed) or work.is_completed()
-
-
 def value_of(future: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
     """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
 

@@ -91,11 +91,6 @@ class Round:
         self._arrived.record(torch.accelerator.current_stream(flags.device))
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all ranks have contributed, or the exchange has failed: `result` waits for no other rank."""
-        return collectives.is_complete(self._work)
-
-    @property
     def is_here(self) -> bool:
         """Whether the result of a deferred exchange has arrived on the host."""
         return self._arrived is not None and bool(self._arrived.query())

@@ -287,6 +287,10 @@ def _are_at_least(numbers: Sequence[int], least: Sequence[int]) -> bool:
     return len(numbers) == len(least) and all(map(ge, numbers, least))
 
 
+def _are_no_more(numbers: Sequence[int]) -> bool:
+    return numbers[0] >= numbers[1]
+
+
 def _are_equal(numbers: Sequence[int]) -> bool:
     return numbers[0] == numbers[1]
 
@@ -307,5 +311,5 @@ def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     else:
         judged["num_graphs"] = kept
     if scenario.arguments.get("counts_modules"):
-        judged["num_modules"] = kept
+        judged["num_modules"] = Satisfies("no more after all steps than after the first", _are_no_more)
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

@@ -44,9 +44,9 @@ class HoldsBackItsOwnMissing(FindUnused):
         self._mine = certain
         super().forecast(certain)
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
+    def await_forecast(self) -> None:
         with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self._hold_back):
-            return super().await_forecast(waits=waits)
+            super().await_forecast()
 
     def _hold_back(self, _: Sequence[bool]) -> None:
         type(self.reduction).launch_uncertain_after_backward(self.reduction, self._mine)

@@ -42,9 +42,9 @@ class LeavesWithItsLastGradient(FindUnused):
     def may_still_arrive(self, index: int) -> bool:
         return False
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
+    def await_forecast(self) -> None:
         with mock.patch.object(self.reduction, "launch_uncertain_after_backward"):
-            return super().await_forecast(waits=waits)
+            super().await_forecast()
 
 
 def _uncertain(expectation: FindUnused) -> list[int]:
@@ -185,11 +185,10 @@ class CountsItsOwnForwards(FindUnused):
         super().forecast(certain)
         now.num_forwards = num_forwards
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
-        has_read = super().await_forecast(waits=waits)
+    def await_forecast(self) -> None:
+        super().await_forecast()
         if self.reduction.iteration.num_forwards != 1 and not self.reduction.iteration.launched:
             self.reduction.launch_all_after_backward()
-        return has_read
 
 
 @as_part
@@ -237,9 +236,9 @@ def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[Managed
 class GivesUpHiddenGradients(FindUnused):
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
 
-    def await_forecast(self, *, waits: bool = True) -> bool:
+    def await_forecast(self) -> None:
         with mock.patch.object(self.reduction, "launch_uncertain_after_backward", self.give_up):
-            return super().await_forecast(waits=waits)
+            super().await_forecast()
 
     def certain_in_order(self, forecast: Answer) -> Sequence[bool]:
         return forecast.certain

@@ -336,10 +336,8 @@ def _one_or_several() -> Iterator[Scenario]:
         yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), same, (soon, later), way)
         yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), own, (at_once, later), way)
         yield from _grid("NEIGH-21", "", "one_or_several", 3, rings, (at_once, later), way)
-    first_searches = arguments("first-searches", searches=0) | Variant(needs=(_FIND_UNUSED,))
-    for way in (first_searches, _FIND):
-        yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), own, (at_once, later), way)
-        yield from _grid("NEIGH-21", "", "one_or_several", 3, rings, (at_once, later), way)
+    first_searches = arguments("first-searches", searches=0)
+    yield from _grid("NEIGH-21", "", "one_or_several", (2, 3), own, later, first_searches, needs=(_FIND_UNUSED,))
     for way in (_PLAIN, _FIND, VIEW, _STATIC, _LAYER.named("layer")):
         copied = arguments("", copied=True, joins_from=0) | same.named("")
         yield from _grid("NEIGH-22", "", "one_or_several", (2, 3), copied, way)
