@@ -199,9 +199,10 @@ def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
-def test_of_two_that_compute_on_one_processor_one_waits(processes: list[int]) -> None:
+def test_of_two_that_compute_on_one_processor_one_waits_that_hardly_gets_it(processes: list[int]) -> None:
+    os.sched_setscheduler(processes[0], os.SCHED_IDLE, os.sched_param(0))
     waits = KeptWaiting(processes)
-    assert all(waits.goes_on() for _ in range(3))
+    assert any(waits.goes_on() for _ in range(3))
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)
         while _state(pid) != "T":
