@@ -37,7 +37,7 @@ def shortened(scenario: Scenario) -> Scenario:
     """Return `scenario`, which is known to hang, with the deadline that it gets; if it hangs no more, that is seen.
 
     Ranks that hang may keep processors busy, as gloo does that asks again and again for a socket's events, and where
-    others want the processors they have five deadlines.
+    others want the processors they have up to ten deadlines.
     """
     return scenario.replace(deadline_s=scenario.deadline_s * _PART_IF_KNOWN)
 
